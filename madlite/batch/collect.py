@@ -27,7 +27,7 @@ from madlite.model.results import Attempt
 from madlite.perfcsv.append import RunAppend, append_runs, cut_torn, left_out_text, make_folder
 from madlite.perfcsv.recorded import are_in_file, count_written
 from madlite.perfcsv.rows import STANDARD_COLUMNS, as_number, plain_cells
-from madlite.perfcsv.side_files import make_output, read_entries, write_entries
+from madlite.perfcsv.side_files import leave_entries, make_output, read_entries, write_entries, write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.secrets import Redactor
 from madlite.store.events import EVENTS, EventLog, now
@@ -164,7 +164,8 @@ def collect_all(
 
     Rows go to `output`, or where `named` is set to the results file that their run names; a new file has the columns
     `begin`.  Runs that were cut off get theirs where it is known what is still `running`, as text by the run's id: that
-    is reported, for nothing judges it any more.
+    is reported, for nothing judges it any more.  The entries of the side files wait: the caller has them written at the
+    end, by `write_waiting`.
     """
     own, every = EventLog.read(workspace / RUNS).own_runs(), [*folders]
     still = [None if running is None else running.get(folder.name, "") for folder in every]
@@ -201,7 +202,7 @@ def collect_recoverable(
     messages = []
     for collected in collect_all(folders, workspace, output, begin, named=True):
         messages += [f"{collected.run_id}: {collected.message}", *collected.warnings]
-    return messages
+    return [*messages, *(write_waiting(workspace) if messages else ())]
 
 
 def named_file(folder: Path, workspace: Path, output: Path) -> Path | None:
@@ -279,7 +280,7 @@ def recover_cut_off(
         but = f", but for {without}" if without else ""
         messages.append(f"{len(done) - _MOST_TOLD} more runs were cut off: their rows were added{but}")
     reports = dict.fromkeys(text for collected in done for text in collected.warnings)
-    return [*messages, *reports]
+    return [*messages, *reports, *(write_waiting(workspace) if done else ())]
 
 
 def cut_off_text(collected: Collected) -> str:
@@ -403,7 +404,8 @@ def _write(
         rows, message = yield from append_once(record.rows, run_folder, workspace, output)
         record = replace(record, rows=rows)
         if result.entries is not None:
-            warnings += write_entries(workspace, result.entries, again=not is_first)
+            entries = result.entries
+            warnings += leave_entries(workspace, entries) if is_first else write_entries(workspace, entries, again=True)
     if problem := run_folder.write_record(record_json(record)):
         return Collected(run_id=record.id, message=f"{message}, but {problem}", failed=True)
     if not keep_journal:

@@ -19,11 +19,12 @@ from madlite.errors import ExitCode, RecordError
 from madlite.model import Cause, Diagnosis, Json, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt, StopReason
 from madlite.perfcsv.rows import new_columns
+from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.plan_file import plan_digest
 from madlite.plan.submission import PlannedRun, RetryPolicy
 from madlite.run.executor import RunExecutor
-from madlite.run.result_writer import RelativeChange, ResultWriter
+from madlite.run.result_writer import RelativeChange, ResultWriter, SideFiles
 from madlite.run.screen import RunOutcome, Screen
 from madlite.run.stop import Signals, StopControl
 from madlite.secrets import masked_value
@@ -115,6 +116,7 @@ class Batch:
         of_batch = (replace(run, plan=replace(run.plan, batch=self._journal.id)) for run in planned)
         self._planned = dict(enumerate(of_batch))  # those not begun: thousands are large
         self._names = tuple(run.plan.card.name for run in planned)
+        self._side_files = SideFiles(screen.warn)
         self._scheduler: Scheduler | None = None  # while they run
         self._lock = threading.Lock()  # guards all below
         self._ports: set[str] = set()  # of the running runs
@@ -133,6 +135,7 @@ class Batch:
         asked, standing = (*self._planned.values(), *self._later), self._settings.standing
         self._journal.request(requested_run(run, standing.get(run.plan.id)) for run in asked)
         with ExitStack() as stack:
+            stack.callback(self._side_files.close)
             signals = signals or stack.enter_context(Signals())
             stack.enter_context(signals.passing_to(self.stop))
             signals.watch_over(self._work_all)
@@ -280,7 +283,8 @@ class Batch:
             except (RecordError, OSError) as problem:
                 self._screen.warn(f"{folder.path.name}: {problem}")
                 return False
-        for text in (*([done.message] if done.failed else []), *done.warnings):
+        waiting = write_waiting(options.workspace) if options.rows else ()
+        for text in (*([done.message] if done.failed else []), *done.warnings, *waiting):
             self._screen.warn(text)
         return not done.failed
 
@@ -344,8 +348,8 @@ class Batch:
             run.on_open("")
             run.unshared_lease = self._unshared_lease if start.leased else ""
             run.on_end = (lambda _: scheduler.beside(start)) if retries else partial(self._ended, scheduler, start)
-            change = settings.relative_change
-            writer = ResultWriter(planned_run, options, screen, run.mask, change, recoverable=recoverable)
+            change, side_files = settings.relative_change, self._side_files
+            writer = ResultWriter(planned_run, options, screen, run.mask, change, side_files, recoverable=recoverable)
             try:
                 run.begin_entry = writer.begin_entry(attempts.attempt_of(planned_run))
                 run.before = attempts.checkpointed(planned_run)

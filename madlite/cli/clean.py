@@ -17,6 +17,7 @@ from madlite.cli.setup import load, warn
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 from madlite.jobs.submission import folders_of_jobs
+from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.platforms.registry import outliving_runtimes
 from madlite.store.batches import is_kept
@@ -121,7 +122,7 @@ def _write_rows() -> dict[str, Collected]:
     here, output = Path.cwd(), Path.cwd() / "perf.csv"
     folders = [folder for folder in cut_off_runs(here) if not row_elsewhere(folder, here, output)]
     done = collect_all(folders, here, output, running=still_running(here), named=True)
-    warn(*(text for collected in done for text in collected.warnings))
+    warn(*(text for collected in done for text in collected.warnings), *write_waiting(here))
     return {collected.run_id: collected for collected in done}
 
 

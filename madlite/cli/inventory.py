@@ -204,15 +204,17 @@ def references(as_json: bool, no_plugins: bool, **wanted: Any) -> None:
     madlite compare published --list --model llama-3.1-8b --device MI300X
     madlite compare published --list --precision FP8 --json
     """
-    from madlite.reports.references import as_table, load_references, select
+    from madlite.reports.references import as_table, references_by_origin, select
 
     plugins = setup.load(no_plugins)
-    every = load_references(plugins, Path.cwd(), os.environ)
+    every = references_by_origin(plugins, Path.cwd(), os.environ)
     setup.print_problems(plugins.problems)
-    chosen = select(every, **wanted)
+    found = {origin: select(references, **wanted) for origin, references in every.items()}
+    chosen = [reference for references in found.values() for reference in references]
+    count = sum(map(len, every.values()))
     if as_json:
-        echo_json(to_builtins(chosen))
+        echo_json([{**to_builtins(one), "from": origin} for origin, references in found.items() for one in references])
     elif chosen:
         echo_lines("\n".join(as_table(chosen)))
     else:
-        echo(f"none of {len(every)} published figures is one of those" if every else "there are no published figures")
+        echo(f"none of {count} published figures is one of those" if count else "there are no published figures")

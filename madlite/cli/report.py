@@ -144,6 +144,7 @@ def _page(sources: tuple[str, ...], base: str, where: tuple[str, ...], title: st
         found.series,
         runs,
         comparison,
+        failures=found.failures,
         published=published,
         title=title or f"Benchmark results of {directory.resolve().name or directory.resolve()}",
         sources=(found.label,) if found.label else (),
@@ -178,9 +179,11 @@ def _published(directory: Path) -> tuple[list[Reference], tuple[str, ...]]:
 def rebuild(output: Path, runs: Path, force: bool) -> None:
     """Make perf.csv again, from what the records of its runs say was appended, in that order."""
     from madlite.perfcsv.recorded import rebuild
+    from madlite.perfcsv.side_files import write_waiting
 
     done = rebuild(output, runs, force=force, contract=contract())
-    setup.warn(*done.notes)
+    completed = write_waiting(runs.parent) if runs.name == RUNS else ()
+    setup.warn(*done.notes, *completed)
     echo(f"wrote {output}: {counted(done.rows, 'row')} of {counted(done.runs, 'run')}")
 
 

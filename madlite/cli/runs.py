@@ -32,6 +32,7 @@ from madlite.errors import ExitCode, UsageProblem
 from madlite.jobs.submission import folders_of_jobs, stored_submissions
 from madlite.perfcsv.append import check_appendable, make_folder
 from madlite.perfcsv.rows import new_columns
+from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PREFIX
 from madlite.reports import listing
@@ -250,6 +251,7 @@ def collect(run: tuple[str, ...], output: Path) -> int:
         done += [collected for collected in without_row(here) if here / RUNS / collected.run_id not in going_on]
     for collected in done:
         _print_collected(collected)
+    setup.warn(*write_waiting(here))
     if not done and (jobs is None or not jobs.results):
         echo("nothing to collect")
     of_jobs = jobs.results if jobs is not None else []

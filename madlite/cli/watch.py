@@ -39,7 +39,8 @@ _LONGEST = 48  # characters of a cell
 def command(once: bool, follow: bool, as_json: bool, interval: float, directory: Path) -> None:
     """Show how far the runs of this folder are, as long as they go on.
 
-    It reads what runs leave in their folders, so it may run on any machine that sees them; no run waits for it.
+    It reads what runs leave in their folders, so it may run on any machine that sees them; no run waits for it. Where
+    none goes on, the last batch is shown.
 
     \b
     madlite runs --watch
@@ -50,6 +51,7 @@ def command(once: bool, follow: bool, as_json: bool, interval: float, directory:
     runs = watch.read()
     setup.warn(*(f"{name}: {text}" for name, text in still_running(folder.parent).items()))
     if not runs and not follow and not watch.is_batch_running:
+        _print(watch.last(), as_json)
         if not as_json:
             echo(f"no run is running in {folder}")
     elif once:

@@ -35,6 +35,7 @@ from madlite.jobs.outcomes import (
 from madlite.jobs.submission import UNKNOWN_JOB, Stored, note, read_stored, settle, submitting
 from madlite.model import Cause, RunPlan, Status, Value
 from madlite.perfcsv.rows import new_columns
+from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS, expand_hosts
 from madlite.plan.schedulers import JobEnd, JobState, Refused, Scheduler, Unreachable, cancelled_end
@@ -395,6 +396,8 @@ class JobTracker:
                 elif (outcome := self._outcome(job)) is not None:
                     outcomes[job] = outcome
         done = {job: self._with_result(collected) for job, collected in self._write_rows(outcomes).items()}
+        for text in write_waiting(self.workspace):
+            self._tell(text)
         for job, (collected, _) in done.items():
             # a full disk passes: what has no row for want of room is tried for as long as that takes
             job.failures += collected.failed and not tells_no_space(collected.message)

@@ -6,12 +6,11 @@ and the guarantees: docs/perf-csv.md (source: madengine 1.0 and 2.1, observed).
 
 from __future__ import annotations
 
-import codecs
 import csv
 import errno
+import io
 import logging
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -39,9 +38,13 @@ from madlite.store.folder import SAVED_ROWS, RunRows
 from madlite.store.locks import acquire, release
 from madlite.text import unlimited_fields
 
-# The end of perf.csv, where a writer may have died in the middle of a row: each of madlite's own is one line.
+# The end of perf.csv, where a writer may have died in the middle of a row.
+#
+# Where the last line is a row by itself nothing else is read, so the cost does not grow with the file.  Only a partial
+# character is removed.
 
-_END_BYTES = 1 << 16
+_LINE_BYTES = 1 << 12  # most files end with a whole row of fewer
+_END = "\x1fend\x1f"
 
 
 class Repair(Value, frozen=True):
@@ -51,27 +54,71 @@ class Repair(Value, frozen=True):
     text: str = ""
 
 
+class _Ending(Value, frozen=True):
+    """How a stretch of rows ends: how many were of full width, the fields of the last, whether a quote is open."""
+
+    full: int
+    last: int
+    quoted: bool
+
+
 def repair_of(fd: int, header: Header) -> Repair:
     """Return what the file needs before a row can follow, usually nothing.
 
-    A row cut in the middle becomes a row of the file's width: an open quote is closed, missing cells are blank.  Only a
-    partial character is removed.
+    A row cut in the middle becomes a row of the file's width: an open quote is closed, missing cells are blank.
     """
-    at = size = os.fstat(fd).st_size
-    end = b""
-    while at > 0 and b"\n" not in end:
-        at = max(0, at - _END_BYTES)
-        end = os.pread(fd, size - at, at)
-    last = re.split(rb"[\r\n]", end)[-1]
-    if not last:
-        return Repair(text="\n" if end.endswith(b"\r") and header.newline != "\r" else "")
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    text = decoder.decode(last).replace("\0", "?")  # csv of Python 3.10 refuses NUL
-    close = '"' * (text.count('"') % 2)
+    width = len(header.columns)
     with unlimited_fields():
-        missing = max(0, len(header.columns) - len(next(csv.reader([text + close]))))
-    partial = len(decoder.getstate()[0])
-    return Repair(cut=partial if close or missing else 0, text=close + "," * missing + header.newline)
+        tail, ending = _ending_of(fd, width)
+    if not ending.quoted and tail[-1:] in (b"", b"\n"):
+        return Repair()
+    if not ending.quoted and tail[-1:] == b"\r":
+        return Repair(text="" if header.newline == "\r" else "\n")
+    missing = max(0, width - ending.last)
+    torn = ending.quoted or missing > 0
+    return Repair(
+        cut=_partial_character_bytes(tail) if torn else 0, text='"' * ending.quoted + "," * missing + header.newline
+    )
+
+
+def _ending_of(fd: int, width: int) -> tuple[bytes, _Ending]:
+    """Return the end of the file and how its rows end there; all of it where the last line is no row by itself."""
+    size = os.fstat(fd).st_size
+    if size > _LINE_BYTES:
+        _, _, tail = os.pread(fd, _LINE_BYTES, size - _LINE_BYTES).partition(b"\n")
+        lines = _lines(tail)
+        alone = _read(lines[-1:], width)
+        if alone.full and lines[-1].endswith("\n"):  # as it nearly always is
+            return tail, alone
+    tail = os.pread(fd, size, 0)
+    return tail, _read(_lines(tail), width)
+
+
+def _lines(tail: bytes) -> list[str]:
+    text = tail.decode("utf-8", "surrogateescape").replace("\0", "?")  # csv of Python 3.10 refuses NUL
+    return list(io.StringIO(text, newline=""))
+
+
+def _read(lines: Sequence[str], width: int) -> _Ending:
+    # a marker on a line of its own is read as a row, unless a quote is open
+    last = lines[-1] if lines else ""
+    closed = last if last.endswith(("\n", "\r")) else last + "\n"
+    rows = list(csv.reader([*lines[:-1], closed, _END + "\n"]))
+    quoted = rows[-1] != [_END]
+    ended = rows[:-1]
+    full = sum(len(cells) == width for cells in ended)
+    return _Ending(full=full, last=len(rows[-1] if quoted else ended[-1]), quoted=quoted)
+
+
+def _partial_character_bytes(tail: bytes) -> int:
+    """Return how many bytes at the end begin a UTF-8 character without ending it."""
+    for size, byte in enumerate(reversed(tail[-3:]), start=1):
+        if byte < 0x80:
+            return 0
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return size if size < length else 0
+    return 0
 
 
 # Result columns join the header of perf.csv: the one case in which the file is written anew.

@@ -108,6 +108,7 @@ _NOT_IN_CONTRACT_1 = ("nnodes", "gpus_per_node", "deployment_type", "launcher")
 _REQUIRED = {"model", "performance", "metric", "status"}
 MOST_COLUMNS, MOST_AT_ONCE = 1000, 100  # that joining columns can make, and that can join by one append
 _LONGEST_WRITTEN, _LONGEST_AT_ONCE = 1 << 16, 1 << 13
+_LEAST_TORN = len("model,n_gpus,")  # of a header's beginning: less may be any text
 _LONGEST_LINE = 1 << 20  # characters; what is longer is no header, and reading it would cost what the file costs
 
 
@@ -145,7 +146,7 @@ def text_of(fd: int) -> TextIO:
 
 
 def read_header(path: Path, text: TextIO) -> Header | None:
-    """Read the header and leave `text` behind it; None for a file that holds nothing but blanks.
+    """Read the header and leave `text` behind it; None for a file that holds nothing but blanks, or a part of a header.
 
     Raises:
         RecordError: the first line with text in it is no header of a perf.csv; `path` is for the message.
@@ -155,12 +156,20 @@ def read_header(path: Path, text: TextIO) -> Header | None:
         cells = _first_record(_recorded_lines(text, lines))
     except csv.Error as error:
         raise _no_header_error(path, lines) from error
-    if cells is None:
+    if cells is None or _is_torn(lines[-1]):
         return None
     columns = tuple(name.strip() for name in cells)
     if not _REQUIRED.issubset(columns) or len(lines[-1]) == _LONGEST_LINE:
         raise _no_header_error(path, lines)
     return Header(columns=columns, newline=_ending(lines[-1]), bom="\ufeff" if lines[0][:1] == "\ufeff" else "")
+
+
+def _is_torn(line: str) -> bool:
+    """Return whether a line begins a header that madlite writes: a file whose first append was cut off."""
+    if line.endswith("\n") or len(line) < _LEAST_TORN:
+        return False
+    whole = (Header(columns=new_columns(contract)).line.rstrip() for contract in (1, 2))
+    return any(name.startswith(line) and name != line for name in whole)
 
 
 def may_join(header: Header, joining: Sequence[str]) -> bool:

@@ -6,9 +6,7 @@ several results.  A lock keeps the files of one run together.  Format: docs/perf
 
 from __future__ import annotations
 
-import codecs
 import csv
-import errno
 import io
 import logging
 import os
@@ -18,14 +16,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
+import msgspec
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
-from madlite.files import Folder, folder_of, read_limited, read_plain, way_out
+from madlite.files import Folder, append_lines, folder_of, read_plain, way_out
 from madlite.model import Json, Metric, Result, RunPlan, Value
 from madlite.perfcsv.append import append_rows, as_record_error, check_side_file, plain_target, write_atomically
 from madlite.perfcsv.recorded import ends_of, reading_rows
@@ -52,7 +51,7 @@ from madlite.secrets import Redactor, assigned, mask_json
 from madlite.store.folder import RunStart, open_runs
 from madlite.store.locks import locked_file
 from madlite.store.record import Entries, JsonObject, entries_of
-from madlite.text import as_cell, indented, on_one_line, read_json, unlimited_fields
+from madlite.text import as_cell, indented, on_one_line, read_json, spelled_objects, unlimited_fields
 
 # The file that a script's `--config` names → `configs` of the side files: found, read, without secrets.
 #
@@ -189,15 +188,34 @@ def _first_line(error: Exception) -> str:
 
 _NO_CONFIG = ("model", "performance", "metric", "status")
 _WORD = re.compile(r"[a-z0-9]+")
+_MOST_WORDS = 100  # of a name
+_MOST_PAIRS = 1_000_000  # of a row with a result and each of its columns: some seconds
+_MOST_BYTES, _TOO_MUCH = 64 << 20, "more than 64 MiB"  # of the configurations of one run's results
 _Words: TypeAlias = tuple[str, ...]
 
 
 def configs_of(configs: Json, metrics: Sequence[Metric]) -> list[Json]:
-    """Return for each result its one configuration row; anything but a list of rows applies to every result."""
+    """Return for each result its one configuration row; anything but a list of rows applies to every result.
+
+    None, with a warning, where all of them together would be far larger than the results.
+    """
+    chosen = _chosen(configs, metrics)
+    known = {id(config): config for config in chosen}  # all alive at once, so that no two have one id
+    sizes = {name: len(on_one_line(config)) for name, config in known.items()}
+    if len(chosen) > 1 and sum(sizes[id(config)] for config in chosen) > _MOST_BYTES:
+        _log.warning("entries have no configs: with %d results they would be %s", len(chosen), _TOO_MUCH)
+        return [None for _ in metrics]
+    return chosen
+
+
+def _chosen(configs: Json, metrics: Sequence[Metric]) -> list[Json]:
     if not isinstance(configs, list) or not all(isinstance(row, dict) for row in configs):
         return [configs for _ in metrics]
     if len(configs) == 1:
         return [configs[0] for _ in metrics]
+    if len(configs) * sum(1 + len(metric.columns) for metric in metrics) > _MOST_PAIRS:
+        _log.warning("entries have no configs: %d rows are too many for %d results", len(configs), len(metrics))
+        return [None for _ in metrics]
     named = [(_words(as_cell(row.get("model"))), row) for row in configs]
     return [_config_of(named, metric) for metric in metrics]
 
@@ -228,7 +246,7 @@ def _is_config_column(row: Mapping[str, Json], name: str) -> bool:
 
 
 def _words(text: str) -> _Words:
-    return tuple(_WORD.findall(text.lower()))
+    return tuple(found[0] for found in islice(_WORD.finditer(text.lower()), _MOST_WORDS))
 
 
 def _are_within(words: _Words, other: _Words) -> bool:
@@ -396,92 +414,50 @@ def read_entries(line: bytes) -> Entries | None:
 
 # perf_super.json, the list that grows by every run's entries, and perf_super.csv, the same as a table.
 #
-# Callers hold the lock of the side files.  Both are appended to, so that a run's cost does not grow with them: what is
-# in them stays byte for byte.  A file that is no list is renamed, never overwritten.
+# Callers hold the lock of `sidefiles`.  A list that cannot be read is renamed, never overwritten.
 
 _LIMIT_BYTES = 1 << 30
-_END_BYTES = 1 << 10  # of the list in which its last bracket is looked for
-_BLANK = b" \t\r\n"
+_Listed: TypeAlias = JsonObject | msgspec.Raw
 
 
-def add_to_list(path: Path, entries: Entries, *, again: bool = False) -> None:
-    """Add a run's entries to the list; with `again` unless they are there.
+class Addition(Value, frozen=True):
+    """One run's entries; `again` where an earlier attempt may have written them: what is there is not added twice."""
+
+    entries: Entries
+    again: bool = False
+
+
+def add_to_list(path: Path, runs: Sequence[Addition]) -> list[_Listed]:
+    """Add the entries of runs to the list and return all it holds now, earlier ones as they are spelled.
 
     Raises:
         RecordError: it is no plain file.
-        OSError: it cannot be read or written; what was there is there.
+        OSError: it cannot be read or written.
     """
-    items = indented([*entries.superset])[2:-2]  # without the brackets, which stand on lines of their own
-    with folder_of(plain_target(path)) as (folder, name):
-        if folder.holds(name):
-            fd = folder.open_file(name, os.O_RDWR)
-            try:
-                if again and items in read_limited(fd, _LIMIT_BYTES, name):
-                    return
-                if (end := _end_of_list(fd)) is not None:
-                    _insert(fd, *end, items)
-                    return
-            finally:
-                os.close(fd)
-            _rename_broken(folder, name)
-    write_atomically(path, b"[\n" + items + b"\n]\n")
+    every = _earlier(path)
+    known = [on_one_line(entry) for entry in every] if any(run.again for run in runs) else []
+    before = len(every)
+    for run in runs:
+        if not (run.again and _contains(known, [on_one_line(entry) for entry in run.entries.superset])):
+            every += run.entries.superset
+    if len(every) > before:
+        write_atomically(path, indented(every) + b"\n")
+    return every
 
 
-def _end_of_list(fd: int) -> tuple[int, bytes] | None:
-    """Return where the last entry of a list ends, and what stands before a further one; None where it is no list."""
-    size = os.fstat(fd).st_size
-    start = os.pread(fd, _END_BYTES, 0).removeprefix(codecs.BOM_UTF8).lstrip(_BLANK)
-    at = max(0, size - _END_BYTES)
-    end = os.pread(fd, _END_BYTES, at).rstrip(_BLANK)
-    if not (start.startswith(b"[") and end.endswith(b"]")):
-        return None
-    before = end[:-1].rstrip(_BLANK)
-    return at + len(before), b"" if before.endswith(b"[") else b","
-
-
-def _insert(fd: int, at: int, before: bytes, items: bytes) -> None:
-    """Write entries in place of a list's end, and its end after them: all of it, or what was there."""
-    data = before + b"\n" + items + b"\n]\n"
-    written = os.pwrite(fd, data, at)
-    if written < len(data):
-        os.pwrite(fd, b"\n]\n", at)
-        os.ftruncate(fd, at + 3)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.ftruncate(fd, at + len(data))
-    os.fsync(fd)
-
-
-def _rename_broken(folder: Folder, name: str) -> None:
-    """Rename a file that is no list to an unused name beside it; one that holds nothing is replaced."""
-    if not folder.read(name, _LIMIT_BYTES).removeprefix(codecs.BOM_UTF8).strip():
-        return
-    stamp = time.strftime("%Y%m%dT%H%M%S")
-    names = (f"{name}.broken-{stamp}{n}" for n in ("", *(f"-{n}" for n in range(2, 1000))))
-    kept = next(name for name in names if not folder.holds(name))
-    folder.rename(name, kept)
-    _log.warning("%s is not a list of results: it was renamed to %s and a new one is written", folder.path / name, kept)
-
-
-def add_to_table(path: Path, entries: Entries, *, again: bool = False) -> None:
-    """Add a run's entries to the table, with `again` unless they are there; a new one is written from the list.
+def add_to_table(path: Path, runs: Sequence[Addition], every: Sequence[_Listed]) -> None:
+    """Add the entries of runs to the table; a new one is written from `every` of the list.
 
     Raises:
         RecordError: it is no table of results.
         OSError: it cannot be written.
     """
-    rows = table_of(entries.superset)
     if not path.exists() or not path.stat().st_size:
-        write_table(path, _listed(path.with_name(_LIST)) or rows)
-    elif not (again and _in_table(path, rows)):
-        append_rows(path, rows)
-
-
-def _listed(path: Path) -> list[dict[str, str]]:
-    """Return the list as rows; nothing of one that cannot be read."""
-    with suppress(OSError, RecordError, ValueError, RecursionError), folder_of(plain_target(path)) as (folder, name):
-        found = read_json(folder.read(name, _LIMIT_BYTES))
-        return table_of(entry for entry in found if isinstance(entry, dict)) if isinstance(found, list) else []
-    return []
+        listed = every or [entry for run in runs for entry in run.entries.superset]
+        write_table(path, table_of(map(_read, listed)))
+        return
+    tables = [(run.again, table_of(run.entries.superset)) for run in runs]
+    append_rows(path, [cells for again, rows in tables if not (again and _in_table(path, rows)) for cells in rows])
 
 
 def _in_table(path: Path, rows: Sequence[dict[str, str]]) -> bool:
@@ -489,6 +465,12 @@ def _in_table(path: Path, rows: Sequence[dict[str, str]]) -> bool:
     with reading_rows(plain_target(path)) as (header, there):
         wanted = [recorded_row(row, header.columns) for row in rows] if header is not None else []
         return any(ends_of(wanted, there))
+
+
+def _contains(every: Sequence[object], some: Sequence[object]) -> bool:
+    """Return whether `some` is a contiguous part of `every`."""
+    count = len(some)
+    return any(every[start : start + count] == some for start in range(len(every) - count + 1))
 
 
 def write_table(path: Path, rows: Sequence[dict[str, str]]) -> None:
@@ -507,8 +489,49 @@ def table_of(entries: Iterable[JsonObject]) -> list[dict[str, str]]:
     return [_cells(entry) for entry in entries]
 
 
+def _read(entry: _Listed) -> JsonObject:
+    return cast("JsonObject", read_json(bytes(entry))) if isinstance(entry, msgspec.Raw) else entry
+
+
 def _cells(entry: JsonObject) -> dict[str, str]:
     return {plain_name(name): plain(as_cell(value)) for name, value in entry.items()}
+
+
+def _earlier(path: Path) -> list[_Listed]:
+    try:
+        with folder_of(plain_target(path)) as (folder, name):
+            data = folder.read(name, _LIMIT_BYTES)
+    except FileNotFoundError:
+        return []
+    try:
+        return _entries(data)
+    except (ValueError, RecursionError) as error:
+        kept = _rename_broken(path)
+        _log.warning(
+            "%s is not a list of results (%s): it was renamed to %s and a new one is written", path, error, kept.name
+        )
+        return []
+
+
+def _entries(data: bytes) -> list[_Listed]:
+    if not data.strip():
+        return []
+    if (spelled := spelled_objects(data)) is not None:
+        return [*spelled]
+    entries = read_json(data)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError("JSON, but no list of objects")
+    return entries
+
+
+def _rename_broken(path: Path) -> Path:
+    """Rename the file to an unused name beside it."""
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    with folder_of(path) as (folder, name):
+        names = (f"{name}.broken-{stamp}{n}" for n in ("", *(f"-{n}" for n in range(2, 1000))))
+        kept = next(name for name in names if not folder.holds(name))
+        folder.rename(name, kept)
+    return path.with_name(kept)
 
 
 ENTRY_TABLE = "perf_entry.csv"
@@ -532,44 +555,123 @@ def has_readers(folder: Path) -> bool:
 
 
 def write_entries(folder: Path, entries: Entries, *, again: bool = False) -> tuple[str, ...]:
-    """Write a run's part of the side files of a working folder, and return the error messages.
+    """Write a run's part of the side files of a working folder, after those that wait; return the error messages.
 
     `again`, where an earlier attempt may have been killed: entries that perf_super has already are not added twice.
     """
+    return _locked_write(folder, lambda runs: _write_with(runs, folder, [Addition(entries=entries, again=again)]))
+
+
+def leave_entries(folder: Path, *entries: Entries) -> tuple[str, ...]:
+    """Let runs' parts of the side files of a working folder wait for the next write; return the error messages."""
+    return _locked_write(folder, lambda runs: _append(runs, *map(entries_line, entries)))
+
+
+def write_waiting(folder: Path) -> tuple[str, ...]:
+    """Write what waits for the side files of a working folder, also of a command that was killed."""
+    if not (folder / RUNS / _WAITING).exists():
+        return ()
+    return _locked_write(folder, lambda runs: _write_with(runs, folder, []))
+
+
+def due_in_s(folder: Path) -> float:
+    """Return in how many seconds the list may be written again; 0 where it may be now.
+
+    A run's own cost does not grow with the list: it is written so seldom that this takes a few percent of the time.
+    """
     try:
-        with side_files_locked(folder):
-            return tuple(_write_all(folder, entries, again=again))
+        facts = (folder / _LIST).stat()
+    except OSError:
+        return 0.0
+    age_s = time.time() - facts.st_mtime
+    left_s = _EVERY_S + facts.st_size / _BYTES_PER_S - age_s
+    return left_s if age_s >= 0 and left_s > 0 else 0.0
+
+
+def _locked_write(folder: Path, write: Callable[[Folder], tuple[str, ...]]) -> tuple[str, ...]:
+    try:
+        with side_files_locked(folder) as runs:
+            return write(runs)
     except RecordError as problem:
         return (problem.message,)
 
 
 @contextmanager
-def side_files_locked(folder: Path) -> Iterator[None]:
-    """Lock a working folder's side files.
+def side_files_locked(folder: Path) -> Iterator[Folder]:
+    """Lock a working folder's side files; yield its folder of runs.
 
     Raises:
         RecordError: the lock cannot be taken, or the block raised an OSError.
     """
     with as_record_error(folder / RUNS / _LOCK), open_runs(folder, make=True) as runs, locked_file(runs, _LOCK):
-        yield
+        yield runs
 
 
-def _write_all(folder: Path, entries: Entries, *, again: bool) -> Iterator[str]:
+# Entries that wait: perf_super.json is replaced as a whole, so that a reader, and a kill, never meet half of it, and to
+# do so for each of 10,000 short runs would cost more than the runs.  A line for each run, in their order, and one that
+# says that they are about to be written: where that was cut off, the files may have them.
+
+_WAITING = ".side_files.jsonl"
+_BEGUN = "writing"
+_EVERY_S, _BYTES_PER_S = 0.25, 2e6  # of the list, written again: some 2 % of the time at 100 MB/s
+
+
+def _write_with(runs: Folder, folder: Path, more: Sequence[Addition]) -> tuple[str, ...]:
+    """Write what waits and then `more`; return the error messages.
+
+    Raises:
+        OSError: the journal cannot be read.
+    """
+    waiting = _read_waiting(runs)
+    known = [entries_line(addition.entries) for addition in waiting] if any(addition.again for addition in more) else []
+    more = [addition for addition in more if not (addition.again and entries_line(addition.entries) in known)]
+    if waiting:
+        with suppress(OSError):  # a full disk: written twice after a kill at this moment, rather than not at all
+            _append(runs, on_one_line(_BEGUN))
+    problems = tuple(_write_all(folder, [*waiting, *more])) if waiting or more else ()
+    runs.remove(_WAITING)
+    return problems
+
+
+def _read_waiting(runs: Folder) -> list[Addition]:
+    """Return what waits; a line that a kill cut off is in the journal of its run."""
+    if not runs.holds(_WAITING):
+        return []
+    lines = runs.read(_WAITING, _LIMIT_BYTES).splitlines()
+    begun = max((n for n, line in enumerate(lines) if line == on_one_line(_BEGUN)), default=-1)
+    found = ((n, read_entries(line)) for n, line in enumerate(lines))
+    return [Addition(entries=entries, again=n < begun) for n, entries in found if entries is not None]
+
+
+def _append(runs: Folder, *lines: bytes) -> tuple[str, ...]:
+    """Add lines to what waits, or nothing of them."""
+    fd = runs.open_file(_WAITING, os.O_RDWR | os.O_APPEND)
+    try:
+        append_lines(fd, b"".join(line + b"\n" for line in lines), _WAITING)
+    finally:
+        os.close(fd)
+    return ()
+
+
+def _write_all(folder: Path, runs: Sequence[Addition]) -> Iterator[str]:
     """Write the list first, for its entries are in no other file; an error of one file does not stop the others."""
+    every: list[_Listed] = []
+    last = runs[-1].entries
+    several = [run.entries.common for run in runs if run.entries.common is not None]
     steps: list[tuple[str, Callable[[Path], None]]] = [
-        (_ENTRY_SUPER, partial(_write_json, value=[*entries.superset], over_lines=True)),
-        (_TABLES[1], partial(write_table, rows=table_of(entries.superset))),
-        (_ENTRY, partial(_write_json, value=_one_or_all(entries), over_lines=entries.common is not None)),
-        (ENTRY_TABLE, partial(write_table, rows=_entry_table(entries))),
+        (_ENTRY_SUPER, partial(_write_json, value=[*last.superset], over_lines=True)),
+        (_TABLES[1], partial(write_table, rows=table_of(last.superset))),
+        (_ENTRY, partial(_write_json, value=_one_or_all(last), over_lines=last.common is not None)),
+        (ENTRY_TABLE, partial(write_table, rows=_entry_table(last))),
     ]
-    if entries.ran:
+    if ran := [run for run in runs if run.entries.ran]:
         steps = [
-            (_LIST, partial(add_to_list, entries=entries, again=again)),
-            (_TABLES[0], partial(add_to_table, entries=entries, again=again)),
+            (_LIST, lambda path: every.extend(add_to_list(path, ran))),
+            (_TABLES[0], lambda path: add_to_table(path, ran, every)),
             *steps,
         ]
-    if entries.common is not None:
-        steps.append(("common_info.json", partial(_write_json, value=entries.common, over_lines=False)))
+    if several:
+        steps.append(("common_info.json", partial(_write_json, value=several[-1], over_lines=False)))
     for name, write in steps:
         try:
             with as_record_error(folder / name):

@@ -38,6 +38,7 @@ _VALUES: dict[str, Callable[[StoredRun], Json]] = {
     "suspect": lambda run: list(run.record.suspect),
     "duration_s": lambda run: run.record.durations_s.get("total"),
     "reason": lambda run: run.problem or run.record.reason,
+    "doubt": lambda run: "",  # of earlier versions, which found records that were changed
     "origin": lambda run: run.origin,
     "pruned": lambda run: run.pruned,
     "folder": lambda run: str(run.folder),

@@ -101,6 +101,17 @@ def _cells(reference: Reference, notes: dict[str, int]) -> Iterator[str]:
 VARIABLE = "MADLITE_REFERENCES"
 
 
+def references_by_origin(plugins: Plugins, folder: Path, environ: Mapping[str, str]) -> dict[str, list[Reference]]:
+    """Return every published figure as its source is stated, by the plugin or file that it is from.
+
+    Raises:
+        UsageProblem: one of the user's files cannot be used.
+    """
+    of_plugins = ((f"plugin {name}", references) for name, references in plugins.references().items())
+    of_files = ((name, read_references(file)) for name, file in _own_files(folder, environ))
+    return {origin: [*references] for origin, references in (*of_plugins, *of_files)}
+
+
 def load_references(plugins: Plugins, folder: Path, environ: Mapping[str, str]) -> list[Reference]:
     """Return every published figure, those of plugins first, then those of the user's own files.
 

@@ -43,11 +43,12 @@ class RecordedRows(Generic[T]):
         found = self._known.get(comparable(texts))
         if not found:
             return None
-        return found.pop(0) if len(found) > 1 else found[0]
+        return found.pop(0) if len(found) > 1 or found[0] is LEFT_OUT else found[0]
 
 
+LEFT_OUT = Entry(key=(), status="")  # of as many rows as there are, and not of further ones
 Appended = Iterable[tuple[Mapping[str, str], Entry]]
-"""The cells of rows that runs appended to a file, with their results: records know more."""
+"""The cells of rows that runs appended to a file, with their results: records know more.  LEFT_OUT leaves a row out."""
 
 
 def read_results(
@@ -59,6 +60,8 @@ def read_results(
     links: bool = True,
 ) -> tuple[dict[str, tuple[Series, ...]], tuple[str, ...]]:
     """Return the series of a results file, under "", or by each value of a column `by`; and what could not be read.
+
+    Rows that runs appended are under "": their records know what the column may say.
 
     `where` keeps the rows whose cells of these columns, or dimensions, are these.  Without `links` the file is none.
 
@@ -75,8 +78,9 @@ def read_results(
             recorded = known.next(texts) if known else None
             entry = read(texts, line) if recorded is None else recorded
             cells = dict(zip(rows.columns, texts, strict=True)) if where or by else {}
-            if not where or matches(entry.key, cells, where):
-                entries.setdefault(cells.get(by, "").strip(), []).append(entry)
+            if entry is not LEFT_OUT and (not where or matches(entry.key, cells, where)):
+                value = cells.get(by, "").strip() if recorded is None else ""
+                entries.setdefault(value, []).append(entry)
         return {value: group(part) for value, part in entries.items()}, rows.notes
 
 

@@ -16,26 +16,32 @@ from madlite.model import Value
 from madlite.plan.inputs import RUNS
 from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex, open_index
-from madlite.reports.results_files import Appended, read_results
+from madlite.reports.results_files import LEFT_OUT, Appended, read_results
 from madlite.reports.runs import BACK, LAST, StoredRun, appended_to, find_named, names_with, open_run
-from madlite.reports.series import Entry, Series, group, joined_by_key, matches, merged_facts, of_record
+from madlite.reports.series import Entry, Failure, Series, group, joined_by_key, matches, merged_facts, of_record
 from madlite.reports.series_key import FACTS, as_dimensions, record_facts
 from madlite.store.folder import is_run
 from madlite.text import counted
 
 PUBLISHED = "published"
+PERF_CSV = "perf.csv"
 HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
+_CAUSE = "cause"  # the column that `--add-column cause` makes
 _MOST_STORED = 2000  # runs of which a report has curves and causes
 _RESULTS_NAME = re.compile(r"[^./\0][^/\0]*\.csv")
 
 
 class Side(Value, frozen=True):
-    """One side of a comparison: how it is called, its series, the ids of its runs where they are known."""
+    """One side of a comparison: how it is called, its series, the ids of its runs where they are known.
+
+    `failures` are those of rows without a run whose cause a column of their file names.
+    """
 
     label: str
     series: tuple[Series, ...]
     runs: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    failures: tuple[Failure, ...] = ()
 
 
 def read_side(name: str, index: RunIndex, where: Mapping[str, str], *, paths: bool = True) -> Side:
@@ -122,7 +128,7 @@ def _is_run_folder(folder: Path) -> bool:
 
 def _folder(folder: Path) -> Source:
     """Return a folder's runs, and perf.csv or else every results file in it."""
-    perf = folder / "perf.csv"
+    perf = folder / PERF_CSV
     files = (perf,) if perf.is_file() else tuple(sorted(folder.glob("*.csv")))
     return Source(all_of=folder if folder.name == RUNS else folder / RUNS, files=files)
 
@@ -135,7 +141,9 @@ def _of_source(name: str, source: Source, index: RunIndex, where: Mapping[str, s
         return found if found.series or source.where else _of_files(name, source.files, where)
     if source.baseline:
         return _of_baseline(index.folder, source.baseline, where)
-    return _of_file(source.files[0], where, links=links) if source.files else of_runs(name, source.runs, where)
+    if source.files:
+        return _of_file(source.files[0], where, appended_results, links=links)
+    return of_runs(name, source.runs, where)
 
 
 @contextmanager
@@ -218,11 +226,21 @@ def newest_side(base: Side, index: RunIndex, where: Mapping[str, str]) -> Side:
     return Side(label=f"the newest batch or study ({told})", series=series, runs=ids)
 
 
-def _of_file(path: Path, where: Mapping[str, str], *, links: bool = True) -> Side:
-    found, notes = read_results(path, where=where, appended=partial(appended_results, path), links=links)
-    series = found.get("", ())
+def _of_file(path: Path, where: Mapping[str, str], appended: Callable[[Path], Appended], *, links: bool = True) -> Side:
+    read = partial(read_results, path, where=where, appended=partial(appended, path), links=links)
+    try:
+        found, notes = read(by=_CAUSE)
+    except UsageProblem:  # it has no such column, or cannot be read
+        found, notes = read()
+    series = joined_by_key(series for part in found.values() for series in part)
     ids = dict.fromkeys(sample.run for each in series for sample in each.samples if sample.run)
-    return Side(label=str(path), series=series, runs=tuple(ids), notes=notes)
+    failures = tuple(
+        Failure.of_series(each, each.failed, cause)
+        for cause, part in found.items()
+        for each in part
+        if cause and each.failed
+    )
+    return Side(label=str(path), series=series, runs=tuple(ids), notes=notes, failures=failures)
 
 
 def appended_results(path: Path) -> Appended:
@@ -231,12 +249,19 @@ def appended_results(path: Path) -> Appended:
         yield from zip(rows, of_record(record, str(folder)), strict=True)
 
 
-def _of_files(label: str, files: Iterable[Path], where: Mapping[str, str]) -> Side:
+def _left_out(path: Path) -> Appended:
+    """Yield the rows that runs beside a file appended to it, none of which is a second result."""
+    yield from ((cells, LEFT_OUT) for _, _, rows in appended_to(path) for cells in rows)
+
+
+def _of_files(
+    label: str, files: Iterable[Path], where: Mapping[str, str], appended: Callable[[Path], Appended] = appended_results
+) -> Side:
     """Return the results of a folder's files; what of them is no results file is noted."""
     parts: list[Side] = []
     for file in files:
         try:
-            parts.append(_of_file(file, where))
+            parts.append(_of_file(file, where, appended))
         except UsageProblem as problem:
             parts.append(Side(label="", series=(), notes=(problem.message,)))
     return _joined(label, parts)
@@ -249,6 +274,7 @@ def _joined(label: str, parts: Sequence[Side]) -> Side:
         series=joined_by_key(series for side in parts for series in side.series),
         runs=tuple(dict.fromkeys(run for side in parts for run in side.runs)),
         notes=tuple(dict.fromkeys(note for side in parts for note in side.notes)),
+        failures=tuple(failure for side in parts for failure in side.failures),
     )
 
 
@@ -361,13 +387,27 @@ def collect(
     Raises:
         UsageProblem: a name stands for nothing, or has no results.
     """
+    if not names:
+        return _of_working_folder(directory, index, where)
     parts: list[Side] = []
     runs: dict[Path, StoredRun] = {}
-    for name in names or (str(directory),):
+    for name in names:
         source = find_source(name, index)
         parts.append(_read(name, source, index, where))
         runs |= {run.folder: run for run in _runs_of(source, parts[-1], index, where)}
     return _joined(", ".join(side.label for side in parts), parts), tuple(runs.values())
+
+
+def _of_working_folder(
+    directory: Path, index: RunIndex, where: Mapping[str, str]
+) -> tuple[Side, tuple[StoredRun, ...]]:
+    """Return the results of a folder's runs, and of the rows of perf.csv that none of them appended."""
+    own = _of_all_runs("", index, where)
+    files = [file for file in _folder(directory).files if file.name == PERF_CSV or not own.series]
+    found = _joined(str(directory), (own, _of_files("", files, where, _left_out)))
+    if not found.series:
+        raise no_results(str(directory), where, found.notes)
+    return found, tuple(index.opened(own.runs[-_MOST_STORED:]))
 
 
 def _runs_of(source: Source, side: Side, index: RunIndex, where: Mapping[str, str]) -> Iterable[StoredRun]:

@@ -120,6 +120,12 @@ class Failure(Value, frozen=True):
     hint: str = ""
     count: int = 1
 
+    @classmethod
+    def of_series(cls, series: Series, count: int, cause: str = "") -> Failure:
+        """Return so many failed results of a series."""
+        names = {name: series[name] for name in ("model", "device", "precision")}
+        return cls(cause=cause, count=count, **names)
+
 
 def direction_of(metric: str) -> Direction:
     """Return which values of a metric are better, by the quantity that it names or else by its words."""

@@ -14,6 +14,8 @@ from madlite.store.batches import is_batch_running
 from madlite.store.folder import Progress, is_alive, is_run, read_progress, real_folders
 from madlite.store.record import NotedRuns, read_plan
 
+_MOST_LAST = 50  # runs of the last batch that are shown where none is running
+
 
 class WatchedRun(Value, frozen=True):
     """One run as it is now; `state` is RUNNING, or as the list of runs has it once it has ended.
@@ -34,7 +36,7 @@ class WatchedRun(Value, frozen=True):
 
 
 class Watch:
-    """Polls the active runs and those that end meanwhile."""
+    """Polls the active runs and those that end meanwhile; where none is active, the runs of the last batch."""
 
     def __init__(self, runs: Path) -> None:
         self._runs = runs
@@ -68,6 +70,17 @@ class Watch:
     def is_batch_running(self) -> bool:
         """Whether a command still has runs to start here, also where none is active now."""
         return is_batch_running(self._runs)
+
+    def last(self) -> tuple[WatchedRun, ...]:
+        """Return the runs of the newest batch that had ended when watching began."""
+        noted = NotedRuns(self._runs)
+        runs: list[StoredRun] = []
+        for name in sorted(self._before or (), reverse=True)[:_MOST_LAST]:
+            run = open_run(self._runs / name, noted)
+            if runs and (not run.record.batch or run.record.batch != runs[0].record.batch):
+                break
+            runs.append(run)
+        return tuple(map(_ended, reversed(runs)))
 
     def _running(self, folder: Path) -> WatchedRun:
         planned = self._planned.get(folder.name)

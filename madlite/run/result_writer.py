@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import cached_property
+from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -17,7 +19,15 @@ from madlite.model import Result, RunPlan
 from madlite.model.results import Attempt
 from madlite.perfcsv.append import RunAppend, append_runs, left_out_text, save_rows
 from madlite.perfcsv.rows import new_columns
-from madlite.perfcsv.side_files import RunOutput, entries_line, make_output, write_entries
+from madlite.perfcsv.side_files import (
+    RunOutput,
+    due_in_s,
+    entries_line,
+    leave_entries,
+    make_output,
+    write_entries,
+    write_waiting,
+)
 from madlite.plan.context import Options
 from madlite.plan.submission import PlannedRun
 from madlite.run.screen import Screen
@@ -38,6 +48,43 @@ RelativeChange = Callable[[RunPlan, Mapping[str, str]], str]
 """The cell `relative_change` of a row: in percent of the number that a run is compared with; "" without one."""
 
 
+class SideFiles:
+    """The side files of a batch: what runs that end in quick succession add to them is written together.
+
+    A long list is not written more often than its size allows; what waits is written when it may be, and at the end.
+    """
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._lock = threading.Lock()
+        self._later: dict[Path, threading.Timer] = {}  # by working folder
+
+    def add(self, folder: Path, entries: Entries) -> tuple[str, ...]:
+        """Add a run's part to the side files of a working folder; return the error messages."""
+        if not (left_s := due_in_s(folder)):
+            return write_entries(folder, entries)
+        with self._lock:
+            if folder not in self._later:
+                timer = self._later[folder] = threading.Timer(max(left_s, 1.0), self._write, [folder])
+                timer.daemon = True
+                timer.start()
+        return leave_entries(folder, entries)
+
+    def close(self) -> None:
+        """Write what waits."""
+        with self._lock:
+            timers = dict(self._later)
+        for folder, timer in timers.items():
+            timer.cancel()
+            self._write(folder)
+
+    def _write(self, folder: Path) -> None:
+        with self._lock:
+            self._later.pop(folder, None)
+        for problem in write_waiting(folder):
+            self._warn(problem)
+
+
 _TAKEN = "another command took the run for cut off: the row and the record that it wrote stay, and this result has none"
 
 
@@ -55,11 +102,13 @@ class ResultWriter:
         screen: Screen,
         mask: Callable[[str], str],
         relative_change: RelativeChange | None,
+        side_files: SideFiles,
         *,
         recoverable: bool,
     ) -> None:
         self._relative_change = relative_change
         self._recoverable = recoverable  # whether the next command writes the rows where this one is killed
+        self._side_files = side_files  # of a batch
         self.saved = True  # whether the rows are in their file
         self._planned, self._plan = run, run.plan
         self._options, self._screen, self._mask = options, screen, mask
@@ -224,8 +273,8 @@ class ResultWriter:
 
     def _write_side_files(self, output: RunOutput) -> None:
         """Write the side files; an error is shown, and costs no row."""
-        entries = output.entries
-        problems = write_entries(self._plan.workspace, entries) if entries is not None else (output.problem,)
+        entries, add = output.entries, self._side_files.add
+        problems = add(self._plan.workspace, entries) if entries is not None else (output.problem,)
         for problem in filter(None, problems):
             self._screen.warn(problem)
 

@@ -220,7 +220,10 @@ def test_imported_runs_are_listed_as_imported_and_are_those_that_were_packed(pla
     assert f"{ONE}: taken in as {one}" in text and "2 runs taken in, 2 runs in x.tar.gz" in text
     assert re.fullmatch("20260102T030405-tiny-[0-9a-f]{6}", one) and two.startswith("20260102T030500-tiny-")
     listed = json.loads(said(capsys, "runs", "--json", "--dir", str(other)))
-    assert [(each["id"], each["origin"]) for each in listed] == [(one, "x.tar.gz"), (two, "x.tar.gz")]
+    assert [(each["id"], each["doubt"], each["origin"]) for each in listed] == [
+        (one, "", "x.tar.gz"),
+        (two, "", "x.tar.gz"),
+    ]
     assert "SUCCESS, imported" in said(capsys, "runs", "--dir", str(other))
     for name in (one, ONE):
         assert f"from x.tar.gz, as {ONE}" in said(capsys, "show", name, "--dir", str(other))

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from madlite.perfcsv import side_files
+from madlite.perfcsv.side_files import make_entries, write_waiting
+from madlite.run.result_writer import SideFiles
 from madlite.store.folder import RECORD
 from tests.batch.nothing import batch_of
-from tests.csv_rows import perf_rows
+from tests.csv_rows import csv_rows, perf_rows
+from tests.perfcsv.golden import make_run, number
+from tests.rows import each_row
+from tests.waiting import wait_until
 
 COUNT, PART = 320, 40
 
@@ -21,7 +31,8 @@ def passed_bytes() -> int:
 
 
 @pytest.mark.host
-def test_the_last_runs_of_a_batch_read_and_write_as_much_as_the_first(tmp_path):
+def test_the_last_runs_of_a_batch_read_and_write_as_much_as_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(side_files, "_EVERY_S", 1e9)  # when the list is written depends on the time
     sizes: list[int] = []
     batch = batch_of(tmp_path, COUNT, lambda: sizes.append(passed_bytes()))
     outcome = batch.run()
@@ -32,3 +43,64 @@ def test_the_last_runs_of_a_batch_read_and_write_as_much_as_the_first(tmp_path):
     assert [row["model"] for row in perf_rows(tmp_path)] == names
     assert [one["model"] for one in json.loads((tmp_path / "perf_super.json").read_text())] == names
     assert len(list(tmp_path.glob(f"madlite_runs/*/{RECORD}"))) == COUNT
+
+
+@each_row(("size", "age_s", "due_s"), [(0, 0.1, 0.15), (10_000_000, 1, 4.25), (10_000_000, 6, 0)])
+def test_the_longer_the_list_is_the_longer_it_is_left_alone(tmp_path, monkeypatch, size, age_s, due_s):
+    (tmp_path / "perf_super.json").write_bytes(b" " * size)
+    os.utime(tmp_path / "perf_super.json", (1000, 1000))
+    monkeypatch.setattr(side_files.time, "time", lambda: 1000 + age_s)
+    assert side_files.due_in_s(tmp_path) == pytest.approx(due_s)
+
+
+def test_a_list_that_is_not_there_or_is_of_the_future_is_written_at_once(tmp_path):
+    assert side_files.due_in_s(tmp_path) == 0
+    (tmp_path / "perf_super.json").write_text("[]")
+    os.utime(tmp_path / "perf_super.json", (2**33, 2**33))
+    assert side_files.due_in_s(tmp_path) == 0
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from madlite.perfcsv import side_files
+from madlite.perfcsv.side_files import make_entries
+from madlite.perfcsv.side_files import write_waiting
+from madlite.run.result_writer import SideFiles
+from tests.batch.nothing import batch_of
+side_files._EVERY_S = 1e9
+ended = []
+def count():
+    ended.append(1)
+    if len(ended) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+batch_of(Path(sys.argv[1]), 6, count).run()
+"""
+
+
+@pytest.mark.host
+def test_entries_that_wait_when_madlite_is_killed_are_written_by_the_next_command(tmp_path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    names = [f"c{n:05d}" for n in range(4)]
+    assert [row["model"] for row in perf_rows(tmp_path)] == names
+    assert len(json.loads((tmp_path / "perf_super.json").read_text())) == 1
+    for _ in range(2):
+        assert write_waiting(tmp_path) == ()
+        assert [one["model"] for one in json.loads((tmp_path / "perf_super.json").read_text())] == names
+        assert [row["model"] for row in csv_rows(tmp_path / "perf_super.csv")] == names
+
+
+@pytest.mark.host
+def test_what_waits_is_written_while_the_other_runs_go_on(tmp_path, monkeypatch):
+    """A batch of long runs may have two that end together."""
+    monkeypatch.setattr(side_files, "_EVERY_S", 3.0)  # longer than a write takes on a busy machine
+    writer = SideFiles(pytest.fail)
+    for name in ("one", "two"):
+        plan, result = make_run(tmp_path, name, metrics=(number("5"),))
+        assert writer.add(tmp_path, make_entries(plan, result, pipeline="", build_number="0")) == ()
+    listed = tmp_path / "perf_super.json"
+    assert len(json.loads(listed.read_text())) == 1
+    wait_until(lambda: len(json.loads(listed.read_text())) == 2)
+    writer.close()
+    assert [one["model"] for one in json.loads(listed.read_text())] == ["one", "two"]

@@ -123,7 +123,7 @@ def test_what_is_collected_is_what_the_run_would_have_written(tmp_path, monkeypa
         return {name: data.decode().replace(took, "T").replace(folder.name, "ID") for name, data in files.items()}
 
     assert timeless(outputs(checkout), second) == timeless(direct, first)
-    assert rebuild(checkout / "again.csv", checkout / "madlite_runs", contract=0).notes == ()
+    assert rebuild(checkout / "again.csv", checkout / "madlite_runs", of=checkout / "perf.csv", contract=0).notes == ()
 
 
 @pytest.fixture
@@ -141,11 +141,11 @@ def one_waits(checkout) -> Kept:
         ("madlite.perfcsv.append._append", "before", 1, False),
         ("madlite.perfcsv.append._append", "after", 1, True),
         ("madlite.perfcsv.append.append_runs", "after", 1, True),
-        ("madlite.batch.collect.write_entries", "before", 1, True),
+        ("madlite.batch.collect.leave_entries", "before", 1, True),
         ("madlite.perfcsv.side_files.add_to_list", "after", 1, True),
         ("madlite.perfcsv.side_files.add_to_table", "after", 1, True),
         ("madlite.perfcsv.side_files.write_table", "after", 2, True),
-        ("madlite.batch.collect.write_entries", "after", 1, True),
+        ("madlite.batch.collect.leave_entries", "after", 1, True),
         ("madlite.store.folder.RunFolder.write_record", "before", 1, True),
     ],
 )
@@ -156,7 +156,9 @@ def test_a_kill_at_any_moment_of_collecting_leaves_each_row_and_entry_once(
     names = [one.name for one in folders(checkout)]
     run_killed(checkout, (KILL_AT, target, when, str(count)), "runs", "collect")
     assert len(perf_rows(checkout)) == 1 + rows_there
-    assert {one["id"]: one["collected"] for one in listed(capfd)} == dict(zip(names, (True, False), strict=True))
+    is_collected = "side_files" in target  # they are written last, of all runs at once, and by the next command
+    expected = dict(zip(names, (True, is_collected), strict=True))
+    assert {one["id"]: one["collected"] for one in listed(capfd)} == expected
     assert call(["runs", "collect"]) == 0 and len(perf_rows(checkout)) == 2
     entries = json.loads((checkout / "perf_super.json").read_text())
     assert len(entries) == 2 and len((checkout / "perf_super.csv").read_text().splitlines()) == 3
@@ -190,7 +192,7 @@ def test_a_run_of_a_plan_that_was_killed_with_its_result_is_collected(tmp_path, 
 
 def test_a_row_that_an_earlier_try_put_into_another_file_is_there_and_nowhere_else(checkout, capfd):
     assert run("--no-rows") == 0
-    run_killed(checkout, (KILL_AT, "madlite.batch.collect.write_entries", "before"), "runs", "collect", "-o", "one.csv")
+    run_killed(checkout, (KILL_AT, "madlite.batch.collect.leave_entries", "before"), "runs", "collect", "-o", "one.csv")
     assert call(["runs", "collect", "-o", "two.csv"]) == 0
     assert "its row is in one.csv" in capfd.readouterr().out and not (checkout / "two.csv").exists()
 

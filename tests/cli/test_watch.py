@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from madlite.cli.main import call
-from madlite.model import Card, Quantity, Step, Study
+from madlite.model import Card, Quantity, Result, Status, Step, Study
 from madlite.run.screen import RunEvents
 from madlite.store.batches import BatchLog
 from madlite.store.events import RequestedRun
@@ -191,6 +191,17 @@ def test_watching_goes_on_between_two_runs_of_a_command(tmp_path, monkeypatch):
             watching.wait(3)
         journal.close()
     assert watching.wait(60) == 0
+
+
+def test_where_nothing_goes_on_the_last_batch_is_shown(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store(tmp_path, "20260102T030405-old-00000a", good("old"), batch="b1")
+    store(tmp_path, "20260102T030406-one-00000b", good("one"), batch="b2")
+    failed = Result(plan_id="two", status=Status.FAILURE, reason="x")
+    store(tmp_path, "20260102T030407-two-00000c", failed, batch="b2")
+    lines = said(capsys, "runs", "--watch").splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["RUN", "00000b", "00000c"]
+    assert "12.5 tps" in lines[1] and "FAILURE" in lines[2] and lines[-1].startswith("no run is running in ")
 
 
 def test_a_folder_without_runs_and_one_that_is_none(tmp_path, capsys, monkeypatch):

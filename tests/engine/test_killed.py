@@ -125,7 +125,7 @@ def test_a_run_without_rows_gets_one_by_collect_alone(checkout):  # noqa: F811
     "target",
     [
         "madlite.perfcsv.append._append",
-        "madlite.batch.collect.write_entries",
+        "madlite.batch.collect.leave_entries",
         "madlite.store.folder.RunFolder.write_record",
         "madlite.store.folder.RunFolder.end_journal",
         "madlite.batch.collect.remove_run_files",
@@ -139,7 +139,7 @@ def test_a_kill_while_the_row_is_written_neither_loses_nor_doubles_it(killed, ta
     assert table(killed, "nightly.csv") == [("a", "FAILURE")]
     (record,) = killed.records()
     assert (record["cause"], record["ended_by"]) == ("interrupted", "interrupted")
-    rebuilt = killed.madlite("report", "rebuild", "-o", "again.csv")
+    rebuilt = killed.madlite("report", "rebuild", "-o", "again.csv", "--of", "nightly.csv")
     assert "1 row of 1 run" in rebuilt.stdout, rebuilt.stdout + rebuilt.stderr
 
 

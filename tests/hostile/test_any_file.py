@@ -19,7 +19,7 @@ from madlite.measure.performance import parse_results
 from madlite.model import Line, Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.recorded import are_in_file, rebuild
-from madlite.perfcsv.side_files import add_to_list, read_configs
+from madlite.perfcsv.side_files import Addition, add_to_list, read_configs
 from madlite.perfcsv.update_perf import update_perf
 from madlite.reports.html import render_page
 from madlite.reports.listing import COLUMNS, as_table
@@ -132,13 +132,13 @@ def test_tables_and_json_of_reports(data: bytes) -> None:
 
 
 @MANY
-@given(st.lists(JSON).map(lambda value: json.dumps(value).encode()) | st.binary().map(b"{".__add__))
+@given(BYTES)
 def test_a_list_that_grows(data: bytes) -> None:
     def look(place: Path) -> None:
         path = place / "perf_super.json"
         path.write_bytes(data)
         ours = Entries(entry=(), superset=({"model": "ours"},), common=None, ran=True)
-        add_to_list(path, ours)
+        add_to_list(path, [Addition(entries=ours)])
         assert json.loads(path.read_bytes())[-1] == {"model": "ours"}
 
     in_a_folder(look, RecordError)

@@ -19,7 +19,7 @@ from madlite.model import Cause, Metric, Result, ResultRule, Status
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.recorded import are_in_file
 from madlite.perfcsv.rows import as_number, typed_rows
-from madlite.perfcsv.side_files import read_configs
+from madlite.perfcsv.side_files import configs_of, read_configs
 from madlite.run.state import masked
 from madlite.store.folder import RunRows
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
@@ -137,6 +137,13 @@ def test_work_on_columns_and_rows_grows_with_them_alone(tmp_path: Path) -> None:
     assert are_in_file(wanted, tmp_path, ()) is True
     assert are_in_file(replace(wanted, cells=(*wanted.cells, {"model": "c"})), tmp_path, ()) is False
     assert are_in_file(replace(wanted, cells=()), tmp_path, ()) is False
+
+
+def test_a_configuration_of_far_more_than_the_results_belongs_to_none(tmp_path: Path, caplog) -> None:
+    metrics = [Metric(metric="m", text="5", status=Status.SUCCESS, label=f"r{n}") for n in range(1000)]
+    assert configs_of({"a": "x" * (1 << 20)}, metrics) == [None] * 1000 and "more than 64 MiB" in caplog.text
+    assert configs_of([{"model": f"r{n}"} for n in range(2000)], metrics) == [None] * 1000
+    assert configs_of([{"model": f"r{n}"} for n in range(100)], metrics)[:2] == [{"model": "r0"}, {"model": "r1"}]
 
 
 def test_lines_of_a_configuration_stay(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from madlite.errors import RecordError
 from madlite.files import Folder
 from madlite.perfcsv.append import append_rows, save_rows
-from madlite.perfcsv.rows import STANDARD_COLUMNS, plain
+from madlite.perfcsv.rows import STANDARD_COLUMNS, new_columns, plain
 from tests.rows import each_row
 
 from .limits import with_files_of_at_most
@@ -57,6 +57,15 @@ def test_file_without_text_is_a_new_file(perf: Path, content: bytes) -> None:
     append_rows(perf, [FULL])
     assert perf.read_text().splitlines()[0] == V2
     assert models(perf) == ["llama_ft"]
+
+
+@each_row("size", [14, 60, 200])
+@each_row("contract", [1, 2])
+def test_a_part_of_a_header_is_a_new_file(perf: Path, size: int, contract: int) -> None:
+    """A machine went down during the first append to the file."""
+    perf.write_bytes(",".join(new_columns(contract)).encode()[:size])
+    append_rows(perf, [FULL])
+    assert records(perf)[0] == list(STANDARD_COLUMNS) and models(perf) == ["llama_ft"]
 
 
 def test_other_text_that_begins_as_a_header_does_is_kept(perf: Path) -> None:

@@ -57,24 +57,25 @@ def test_every_run_adds_its_results(tmp_path: Path) -> None:
     assert [row["multi_results"] for row in rows] == ["", "", '{"extra": "e1"}', '{"extra": "e2"}']
 
 
-def test_lists_of_madengine_go_on_and_stay_as_they_are(tmp_path: Path) -> None:
+def test_lists_of_madengine_go_on_and_its_nan_becomes_null(tmp_path: Path) -> None:
+    """Its NaN keeps JSON readers other than Python's from the whole file; its numbers keep their spelling."""
     before = (GOLDEN / "x_multi_blank/perf_entry_super.json").read_text().replace("10.5", "1.050e+01")
     assert "NaN" in before
     (tmp_path / "perf_super.json").write_text(before)
     table_before = (GOLDEN / "x_multi_blank/perf_super.csv").read_text()
     (tmp_path / "perf_super.csv").write_text(table_before)
     add(tmp_path, "ours")
-    after = (tmp_path / "perf_super.json").read_text()
-    assert after.startswith(before.rstrip().removesuffix("]").rstrip() + ",\n  {\n") and after.endswith("  }\n]\n")
-    names = [entry["model"] for entry in json.loads(after)]
-    assert names == tabled(tmp_path) == ["x_multi_blank_a", "x_multi_blank_b", "ours"]
+    first, second, _ = strict_json(tmp_path / "perf_super.json")
+    assert (first["performance"], second["performance"]) == (10.5, None)
+    assert '"performance": 1.050e+01,' in (tmp_path / "perf_super.json").read_text()
+    assert listed(tmp_path) == tabled(tmp_path) == ["x_multi_blank_a", "x_multi_blank_b", "ours"]
     assert (tmp_path / "perf_super.csv").read_text().startswith(table_before)
 
 
 @each_row(
     "broken",
-    ['[\n  {"model": "old", "perfor', '{"model": "old"}', "null", "\xff", "[" * 100_000],
-    ids=["cut off", "an object", "null", "no UTF-8", "endless"],
+    ['[\n  {"model": "old", "perfor', '{"model": "old"}', '["old"]', "null", "\xff", "[" * 100_000],
+    ids=["cut off", "an object", "a list of texts", "null", "no UTF-8", "endless"],
 )
 def test_list_that_cannot_be_read_is_moved_aside(tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture) -> None:
     data = broken.encode("latin-1")
@@ -89,7 +90,7 @@ def test_list_that_cannot_be_read_is_moved_aside(tmp_path: Path, broken: str, ca
     assert tabled(tmp_path) == ["one", "two"]
 
 
-@each_row("nothing", [b"", b"\n", b"[]", b"[ \n ]\n\n", b"\xef\xbb\xbf"])
+@each_row("nothing", [b"", b"\n", b"[]", b"\xef\xbb\xbf[]"])
 def test_empty_list_is_begun(tmp_path: Path, nothing: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "perf_super.json").write_bytes(nothing)
     add(tmp_path, "one")
@@ -117,11 +118,26 @@ def test_table_with_columns_of_the_user_keeps_them(tmp_path: Path) -> None:
     assert rows[1]["multi_results"] == '{"extra": "e1"}'
 
 
+@each_row("key", ["pipeline", "\udce9"])
+def test_text_that_is_no_utf_8_in_the_list_costs_nothing(tmp_path: Path, key: str) -> None:
+    """Python's own writer of JSON escapes such a character, and no other reader takes it."""
+    old = [{"model": "old", key: "nightly \udce9", "deep": [{"emoji": "\U0001f600"}]}]
+    (tmp_path / "perf_super.json").write_text(json.dumps(old))
+    for name in ("one", "two"):
+        add(tmp_path, name)
+    spelled = key.replace("\udce9", "\\udce9")
+    assert strict_json(tmp_path / "perf_super.json")[0] == {
+        "model": "old", spelled: "nightly \\udce9", "deep": [{"emoji": "\U0001f600"}],
+    }  # fmt: skip
+    assert listed(tmp_path) == tabled(tmp_path) == ["old", "one", "two"]
+    assert strict_json(tmp_path / "perf_entry.json")["model"] == "two"
+
+
 def test_a_fault_of_ours_costs_its_own_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(fd: int) -> None:
+    def fail(data: bytes) -> None:
         raise TypeError("of ours")
 
-    monkeypatch.setattr(side_files, "_end_of_list", fail)
+    monkeypatch.setattr(side_files, "_entries", fail)
     (tmp_path / "perf_super.json").write_text("[]")
     plan, result = make_run(tmp_path, metrics=(number("5"),))
     (problem,) = write_side_files(plan, result, pipeline="", build_number="0")
@@ -211,31 +227,67 @@ def test_a_kill_at_any_step_leaves_files_that_parse_and_loses_no_earlier_entry(t
                     assert all(row["model"] for row in csv.DictReader(text, strict=True))
         assert listed(tmp_path)[0] == tabled(tmp_path)[0] == "before"
         killed += 1
-    assert killed > 20  # six files, each opened and synced
+    assert killed > 20  # seven files, each opened, synced and renamed
     add(tmp_path, "after")
     assert listed(tmp_path)[-1] == tabled(tmp_path)[-1] == "after"
     assert list(tmp_path.glob(".perf_*.new")) == []
 
 
-def test_a_full_disk_leaves_the_list_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def leave(workspace: Path, name: str, **changes: Any) -> None:
+    plan, result = make_run(workspace, name, **{"metrics": (number("5"),), **changes})
+    assert side_files.leave_entries(workspace, make_entries(plan, result, pipeline="", build_number="0")) == ()
+
+
+def test_entries_that_wait_come_before_those_that_are_written(tmp_path: Path) -> None:
     add(tmp_path, "one")
-    before = (tmp_path / "perf_super.json").read_bytes()
-    real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:100], at))
-    plan, result = make_run(tmp_path, "two", metrics=(number("5"),))
-    (problem,) = write_side_files(plan, result, pipeline="", build_number="0")
-    assert "no space left" in problem and "perf_super.json" in problem
-    assert (tmp_path / "perf_super.json").read_bytes() == before
+    leave(tmp_path, "two", csv=BLANK)
+    leave(tmp_path, "three")
+    assert listed(tmp_path) == tabled(tmp_path) == ["one"]
+    add(tmp_path, "four")
+    assert listed(tmp_path) == tabled(tmp_path) == ["one", "two_a", "two_b", "three", "four"]
+    assert "two" in (tmp_path / "common_info.json").read_text()
+    leave(tmp_path, "five")
+    assert side_files.write_waiting(tmp_path) == side_files.write_waiting(tmp_path) == ()
+    assert listed(tmp_path)[-1] == tabled(tmp_path)[-1] == strict_json(tmp_path / "perf_entry.json")["model"] == "five"
 
 
-def test_what_a_killed_attempt_wrote_is_not_added_a_second_time(tmp_path: Path) -> None:
-    add(tmp_path, "before")
-    plan, result = make_run(tmp_path, "x", csv=BLANK)
+def test_entries_that_wait_are_not_added_a_second_time(tmp_path: Path) -> None:
+    """What a killed run left waiting is in the journal of its run, too."""
+    leave(tmp_path, "one")
+    plan, result = make_run(tmp_path, "one", metrics=(number("5"),))
     entries = make_entries(plan, result, pipeline="", build_number="0")
-    for _ in range(2):
-        assert side_files.write_entries(tmp_path, entries, again=True) == ()
-        assert listed(tmp_path) == tabled(tmp_path) == ["before", "x_a", "x_b"]
-    lines = (tmp_path / "perf_super.csv").read_text().splitlines(keepends=True)
-    (tmp_path / "perf_super.csv").write_text("".join(lines[:2]))  # it was killed between the two files
     assert side_files.write_entries(tmp_path, entries, again=True) == ()
-    assert listed(tmp_path) == tabled(tmp_path) == ["before", "x_a", "x_b"]
+    assert listed(tmp_path) == tabled(tmp_path) == ["one"]
+
+
+@each_row("torn", [b'{"entry": [{"mo', b"[1]", b"\xff", b'{"entry": [1]}'])
+def test_a_torn_line_of_what_waits_costs_no_other_entry(tmp_path: Path, torn: bytes) -> None:
+    leave(tmp_path, "one")
+    with (tmp_path / "madlite_runs/.side_files.jsonl").open("ab") as journal:
+        journal.write(torn)
+    leave(tmp_path, "two")
+    assert side_files.write_waiting(tmp_path) == () and listed(tmp_path) == tabled(tmp_path) == ["one", "two"]
+
+
+def _write_and_die(workspace: Path, at: int) -> None:
+    die_at(at)
+    side_files.write_waiting(workspace)
+
+
+@pytest.mark.host
+def test_a_kill_while_what_waits_is_written_leaves_each_entry_once(tmp_path: Path) -> None:
+    killed = 0
+    while True:
+        folder = tmp_path / str(killed)
+        folder.mkdir()
+        add(folder, "before")
+        for name in ("one", "two"):
+            leave(folder, name, csv=BLANK)
+        code = in_a_process(_write_and_die, folder, killed)
+        strict_json(folder / "perf_super.json")
+        assert side_files.write_waiting(folder) == ()
+        assert listed(folder) == tabled(folder) == ["before", "one_a", "one_b", "two_a", "two_b"]
+        if code != -signal.SIGKILL:
+            break
+        killed += 1
+    assert killed > 20

@@ -12,7 +12,7 @@ from .reading import SMALL, models, records, row, table
 
 HEADER = f"{SMALL},note,tags\n"
 GOOD = 'a,SUCCESS,1,u,,"x,y"\n'
-TORN = 'b,FAILURE,2,ü,"say ""no"", or é yes, ""€"" 😀",z\n'
+TORN = 'b,FAILURE,2,ü,"say ""no"",\nor é\n\nyes, ""€"" 😀",z\n'
 MANY_LINES = 'c,SUCCESS,"11\n22","samples\nsamples",,t\n'
 
 

@@ -49,6 +49,7 @@ def page_data(
     runs: Sequence[StoredRun] = (),
     comparison: Report | None = None,
     *,
+    failures: Sequence[Failure] = (),
     published: Sequence[Reference] = (),
     title: str = "Benchmark results",
     sources: Sequence[str] = (),
@@ -57,7 +58,8 @@ def page_data(
     """Return the values of a page.
 
     `series` are what it is about, and of a comparison the new side.  `runs` are the stored runs among them: they add
-    step curves and causes of failures; failures of others are counted without a cause.
+    step curves and causes of failures.  `failures` are further ones whose cause is known; those of series that neither
+    names are counted without a cause.
     """
     known = {run.folder.name: run for run in runs if run.is_over}
     items = _Items()
@@ -74,7 +76,7 @@ def page_data(
         )
         for place, (series, name) in enumerate(zip(order[:MOST_SERIES], names, strict=False))
     )
-    named = failures_of(runs)
+    named = (*failures_of(runs), *failures)
     causes = _causes((*named, *_uncaused(series, named)), items)
     found = sorted((*_attention(views), *_unsteady(views, order, runs)), key=lambda attention: -attention.weight)
     of_key = {series.key: view for series, view in zip(order, views, strict=False)}
@@ -319,8 +321,7 @@ def _uncaused(series: Iterable[Series], named: Iterable[Failure]) -> Iterator[Fa
         known = min(each.failed, told.get(each["model"], 0))
         told[each["model"]] = told.get(each["model"], 0) - known
         if each.failed > known:
-            names = {name: each[name] for name in ("model", "device", "precision")}
-            yield Failure(cause="", count=each.failed - known, **names)
+            yield Failure.of_series(each, each.failed - known)
 
 
 def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...]:

@@ -38,7 +38,7 @@ def page(tmp_path_factory):
     folder = working_folder(tmp_path_factory.mktemp("page"))
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
-        assert call(["report", "html", ".", "perf.csv", "--baseline", "image=rocm/pytorch-training:v26.1"]) == 0
+        assert call(["report", "html", "--baseline", "image=rocm/pytorch-training:v26.1"]) == 0
     return f"file://{folder}/report.html"
 
 

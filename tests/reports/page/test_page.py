@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
-from madlite.model import Card, Reference, Result, Status
+from madlite.model import Card, Cause, Reference, Result, Status
 from madlite.reports.index import open_index
 from madlite.reports.page.build import MOST_SERIES, level_changes, page_data
 from madlite.reports.page.render import payload, render_page
@@ -42,13 +42,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(folder):
-    return of_sources([str(folder), str(folder / "perf.csv")], folder)
+    return of_sources([], folder)
 
 
 def of_sources(names, folder=Path(), published=(), **where):
     with open_index(folder / "madlite_runs") as index:
         found, runs = collect(names, folder, index, where)
-    return page_data(found.series, runs, published=published, sources=(found.label,), notes=found.notes)
+    return page_data(
+        found.series, runs, failures=found.failures, published=published, sources=(found.label,), notes=found.notes
+    )
 
 
 def series(values, metric="tokens_per_s_per_gpu", direction="higher", **dimensions):
@@ -142,9 +144,9 @@ def test_a_row_that_a_run_appended_is_no_second_result(tmp_path):
         record = store(tmp_path, f"r{n}", outcome, card=Card(name="tiny", root=tmp_path, source="a test"))
         rows = RunRows(path="perf.csv", cells=(row,), at="t")
         (tmp_path / "madlite_runs" / f"r{n}" / RECORD).write_text(record_json(replace(record, rows=rows)))
-    page = of_sources([str(tmp_path / "perf.csv")], tmp_path)
-    assert page.totals.results == 3  # the row of the run, and two like it
-    assert page.totals.failed == 1
+    of_folder, of_file = of_sources([], tmp_path), of_sources([str(tmp_path / "perf.csv")], tmp_path)
+    assert of_folder.totals.results == of_file.totals.results == 3  # the row of the run, and two like it
+    assert of_folder.totals.failed == of_file.totals.failed == 1
 
 
 def is_usable(text):
@@ -175,6 +177,25 @@ def test_a_damaged_file_has_a_page_and_a_note(tmp_path):
     render_page(page)
 
 
+def test_a_column_of_causes_is_used(tmp_path):
+    lines = ["model,performance,metric,status,cause", "a,1,tps,SUCCESS,", *["a,,,FAILURE,hang"] * 3, "b,,,FAILURE,"]
+    (tmp_path / "perf.csv").write_text("\n".join(lines))
+    for names in ([], [str(tmp_path / "perf.csv")]):
+        assert [(one.cause, one.count) for one in of_sources(names, tmp_path).causes] == [("hang", 3), ("", 1)]
+
+
+def test_a_cause_in_the_row_of_a_run_is_counted_once(tmp_path):
+    row = {"model": "tiny", "performance": "", "metric": "", "status": "FAILURE", "cause": "hang"}
+    lines = [",".join(row), ",".join(row.values()), "other,,,FAILURE,hang"]
+    (tmp_path / "perf.csv").write_text("\n".join(lines) + "\n")
+    failed = Result(plan_id="r0", status=Status.FAILURE, cause=Cause.HANG, reason="no step")
+    record = store(tmp_path, "r0", failed, card=Card(name="tiny", root=tmp_path, source="a test"))
+    rows = RunRows(path="perf.csv", cells=(row,), at="t")
+    (tmp_path / "madlite_runs/r0" / RECORD).write_text(record_json(replace(record, rows=rows)))
+    for names in ([], [str(tmp_path / "perf.csv")]):
+        assert [(one.cause, one.count) for one in of_sources(names, tmp_path).causes] == [("hang", 2)]
+
+
 def test_what_is_filtered_out_is_not_there(folder):
     page = of_sources([], folder, device="MI355X")
     assert [one.model for one in page.series] == ["llama-3.1-70b"] and not page.causes
@@ -185,15 +206,17 @@ def test_a_folder_without_results_says_so(tmp_path):
         of_sources([], tmp_path)
 
 
-def test_a_working_folder_is_its_runs_or_else_its_perf_csv(tmp_path):
+def test_a_working_folder_is_its_runs_and_the_rows_of_perf_csv_that_none_of_them_appended(tmp_path):
     (tmp_path / "perf.csv").write_text("no,results\n")
     with pytest.raises(UsageProblem, match="has no results: .* names no column"):
         of_sources([], tmp_path)
-    (tmp_path / "perf.csv").write_text("model,performance,metric\nother,1,tps\n")
-    assert [one.model for one in of_sources([], tmp_path).series] == ["other"]
     store(tmp_path, "20260101T000000-a-000001", good("20260101T000000-a-000001"))
     page = of_sources([], tmp_path)
-    assert page.totals.results == 1 and page.panels == () and [one.model for one in page.series] != ["other"]
+    assert page.totals.results == 1 and "names no column" in page.notes[0]
+    (tmp_path / "other.csv").write_text("not,looked,at\n")
+    (tmp_path / "perf.csv").write_text("model,performance,metric,run\nother,1,tps,20200101T000000-gone-000001\n")
+    page = of_sources([], tmp_path)
+    assert page.totals.results == 2 and "other" in [one.model for one in page.series] and not page.notes
 
 
 def test_thinned_values_keep_their_ends_and_peaks():
