@@ -123,7 +123,7 @@ def test_what_is_collected_is_what_the_run_would_have_written(tmp_path, monkeypa
         return {name: data.decode().replace(took, "T").replace(folder.name, "ID") for name, data in files.items()}
 
     assert timeless(outputs(checkout), second) == timeless(direct, first)
-    assert rebuild(checkout / "again.csv", checkout / "madlite_runs", of=checkout / "perf.csv", contract=0).notes == ()
+    assert rebuild(checkout / "again.csv", checkout / "madlite_runs", contract=0).notes == ()
 
 
 @pytest.fixture

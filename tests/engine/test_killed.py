@@ -139,7 +139,7 @@ def test_a_kill_while_the_row_is_written_neither_loses_nor_doubles_it(killed, ta
     assert table(killed, "nightly.csv") == [("a", "FAILURE")]
     (record,) = killed.records()
     assert (record["cause"], record["ended_by"]) == ("interrupted", "interrupted")
-    rebuilt = killed.madlite("report", "rebuild", "-o", "again.csv", "--of", "nightly.csv")
+    rebuilt = killed.madlite("report", "rebuild", "-o", "again.csv")
     assert "1 row of 1 run" in rebuilt.stdout, rebuilt.stdout + rebuilt.stderr
 
 
