@@ -7,61 +7,36 @@ and where it came from and under which id is known.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import re
 import secrets
 import shutil
-import sys
-import tarfile
+import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias, cast
+from typing import IO, Any
 
 import msgspec
-from msgspec.structs import replace
 
-from madlite.archive.pack import (
-    HINT,
-    MANIFEST,
-    Manifest,
-    PackedFile,
-    PackedRun,
-    read_manifest,
-    rendered_files,
-    why_no_file,
-)
+from madlite.archive.pack import HINT, MANIFEST, Manifest, PackedRun, read_manifest, rendered_files, why_no_file
 from madlite.archive.pack import LIMIT_BYTES as MANIFEST_BYTES
-from madlite.batch.collect import append_once, write_alone
 from madlite.batch.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
 from madlite.errors import RecordError, UsageProblem
-from madlite.files import Folder, open_given, shown, write_all
+from madlite.files import Folder, open_plain, shown, write_all
 from madlite.model import Value
-from madlite.perfcsv.rows import STANDARD_COLUMNS
 from madlite.plan.inputs import RUNS
 from madlite.reports.runs import utc_time
-from madlite.store.events import EventLog, RunImported, RunPruned, append, now
-from madlite.store.folder import (
-    LOCK,
-    PLAN,
-    RECORD,
-    RunEntry,
-    RunFolder,
-    check_runs_folder,
-    new_run_id,
-    open_runs,
-    read_run,
-)
+from madlite.store.events import EventLog, RunImported, RunPruned, append
+from madlite.store.folder import LOCK, PLAN, RECORD, check_runs_folder, new_run_id, open_runs
 from madlite.store.locks import is_locked, locked_file
-from madlite.store.record import LIMIT_BYTES, NotedRuns, load_record, read_record
+from madlite.store.record import LIMIT_BYTES, load_record
 from madlite.text import size_text
 
 _CHUNK_BYTES = 1 << 20
-_Members: TypeAlias = Iterator[tuple[tarfile.TarInfo, IO[bytes]]]
 
 
 class ImportedRun(Value, frozen=True):
@@ -107,12 +82,7 @@ def _unpacked(file: Path, staging: Folder, max_bytes: int) -> Manifest:
     Raises:
         UsageProblem: it is not.
     """
-    manifest, mismatches = unpack(file, staging, max_bytes)
-    if mismatches:
-        raise UsageProblem.of_all(
-            (f"{item.what[:200]} of {shown(file)} is not as it was packed: {item.recorded}, found {item.found}", "")
-            for item in mismatches[:5]
-        )
+    manifest = unpack(file, staging, max_bytes)
     for run in manifest.runs:
         try:
             record = load_record(staging.path / run.id)
@@ -279,117 +249,36 @@ def _unmake(runs: Path) -> None:
         runs.rmdir()
 
 
-# The rows of imported runs, each once.
-
-
-def append_imported(
-    taken: Sequence[ImportedRun], workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS
-) -> Iterator[ImportedRun]:
-    """Append the rows of runs that were imported into a results file, in the order in which they first were.
-
-    A run of the folder's own has its rows already.
-    """
-    noted = NotedRuns(workspace / RUNS)
-    for imported_run in sorted(taken, key=lambda imported: _first_append(imported, workspace)):
-        rows, failed = "", False
-        if not imported_run.refused and not noted.origin(imported_run.id):
-            rows = ", its rows are this folder's own"
-        elif not imported_run.refused:
-            earlier = noted.rows_of_pruned.get(imported_run.id, "")
-            try:
-                rows = f", {_append_rows(workspace / RUNS / imported_run.id, workspace, output, begin, earlier)}"
-            except (RecordError, OSError) as problem:
-                why = problem.message if isinstance(problem, RecordError) else problem.strerror or str(problem)
-                rows, failed = f", its rows are not appended: {why}", True
-        yield replace(imported_run, message=f"{imported_run.message}{rows}", refused=imported_run.refused or failed)
-
-
-def _first_append(imported_run: ImportedRun, workspace: Path) -> tuple[str, str]:
-    """Return when a run's rows were first appended, and its start, which has whole seconds."""
-    record = read_record(workspace / RUNS / imported_run.id)
-    return (record.rows.at if record is not None and record.rows is not None else ""), imported_run.run.started
-
-
-def _append_rows(folder: Path, workspace: Path, output: Path, begin: Sequence[str], earlier: str) -> str:
-    """Append the rows of a run, unless its journal or the file `earlier` has them; return what became of them."""
-    record = load_record(folder)
-    if record is None or record.rows is None:
-        return "it has no row"
-    rows = replace(record.rows, path="", appended=False, kept="", at="", offset=0, columns=())
-    with closing(RunFolder.reopen(folder)) as run_folder:
-        # its journal went with its folder when that was pruned; the file had them, and has unless they were removed:
-        # they are looked for before they are appended
-        if earlier and read_run(folder).rows is None:
-            problem = run_folder.note(RunEntry(at=now(), rows=replace(rows, path=earlier)))
-            if problem:
-                raise RecordError(problem)
-        return write_alone(append_once(rows, run_folder, workspace, output), begin)[1]
-
-
-_BLOCK_BYTES, _BUFFER_BYTES = 512, 4 << 10  # of a tar file, and of what is read of it at once
-_HEADER_BYTES = 8 << 10  # of a member: a path of 1000 characters at most, and a size
-_PADDING_BYTES = 64 << 10  # after the end of an archive
-_KINDS = {
-    **dict.fromkeys((tarfile.LNKTYPE, tarfile.SYMTYPE), "a link"),
-    **dict.fromkeys((tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE), "a device, a pipe or the like"),
-    **{tarfile.DIRTYPE: "a folder", tarfile.GNUTYPE_SPARSE: "sparse"},
-}
-
-
-Outcome = Literal["ok", "differs", "unchecked"]
-
-
-class Item(Value, frozen=True):
-    """One thing that was checked: what is recorded, what was found, and why it could not be checked."""
-
-    what: str
-    outcome: Outcome = "ok"
-    recorded: str = ""
-    found: str = ""
-    why: str = ""
-
-
-def unpack(file: Path, into: Folder, max_bytes: int) -> tuple[Manifest, tuple[Item, ...]]:
-    """Extract an archive into an empty open folder, each run below its id; return what of it is not as its manifest.
+def unpack(file: Path, into: Folder, max_bytes: int) -> Manifest:
+    """Extract an archive into an empty open folder, each run below its id.
 
     Raises:
-        UsageProblem: it cannot be read to its end, is no archive of runs, or has what none has.
+        UsageProblem: it cannot be read to its end, is not as its manifest has it, or has what no archive of runs has.
         OSError: a file cannot be written.
     """
     where = shown(file)
-    with _opened(file) as stream, _as_problem(where):
-        source = _Limited(stream, where)
-        members = _members(source)
-        first, content = next(members, (None, None))
-        if first is None or content is None or first.name != MANIFEST or first.size > MANIFEST_BYTES:
-            raise UsageProblem(f"{where} is no archive of runs: it does not begin with {MANIFEST}", HINT)
-        manifest = read_manifest(content.read(), where)
+    with _opened(file) as archive:
+        listed = archive.infolist()
+        members = {member.filename: member for member in listed}
+        first = members.pop(MANIFEST, None)
+        if first is None or first.file_size > MANIFEST_BYTES:
+            raise UsageProblem(f"{where} is no archive of runs: it has no {MANIFEST}", HINT)
+        if any(member.compress_type != zipfile.ZIP_DEFLATED for member in listed):  # others may take any memory
+            raise UsageProblem(f"{where} is no archive of runs: it is compressed otherwise", HINT)
+        manifest = read_manifest(archive.read(first), where)
         _check_size(manifest, into, max_bytes, where)
         files = manifest.sizes()
-        # what the manifest names, with its headers; and some more, so that a difference is named
-        source.left = sum(file.bytes for file in files.values()) + 8 * _BLOCK_BYTES * (len(files) + 2) + MANIFEST_BYTES
-        return manifest, tuple(_extract(members, files, into, where))
-
-
-def _extract(members: _Members, left: dict[str, PackedFile], into: Folder, where: str) -> Iterator[Item]:
-    """Extract the files that a manifest names, and yield what is not as it has it."""
-    seen = {MANIFEST}
-    for member, content in members:
-        if member.name in seen:
-            raise UsageProblem(f"{where}: {member.name[:200]!r} is in it twice", HINT)
-        seen.add(member.name)
-        packed = left.pop(member.name, None)
-        if packed is None:
-            yield _differs(member.name, "no such file", f"{member.size} bytes")
-        elif member.size > packed.bytes:  # as much as it claims is not written
-            yield _differs(member.name, f"{packed.bytes} bytes", f"{member.size} bytes")
-        elif (digest := _write(content, member.name, into)) != packed.sha256:
-            yield _differs(member.name, f"sha256 {packed.sha256}", f"sha256 {digest}")
-    yield from (_differs(name, f"{file.bytes} bytes", "no such file") for name, file in left.items())
-
-
-def _differs(name: str, recorded: str, found: str) -> Item:
-    return Item(what=name, outcome="differs", recorded=recorded, found=found)
+        if odd := next(iter(members.keys() ^ files.keys()), ""):
+            what = "is missing" if odd in files else "is not in its manifest"
+            raise UsageProblem(f"{where}: {odd[:200]!r} {what}", HINT)
+        if len(listed) != len(files) + 1:
+            raise UsageProblem(f"{where}: a file is in it twice", HINT)
+        for name, packed in files.items():
+            # what zipfile reads of a member ends at the size that it claims
+            is_as_packed = members[name].file_size == packed.bytes
+            if not is_as_packed or _write(archive.open(members[name]), name, into) != packed.sha256:
+                raise UsageProblem(f"{where}: {name[:200]!r} is not as it was packed", HINT)
+        return manifest
 
 
 def _write(content: IO[bytes], name: str, into: Folder) -> str:
@@ -417,77 +306,16 @@ def _check_size(manifest: Manifest, into: Folder, max_bytes: int, where: str) ->
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[IO[bytes]]:
+def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
+    """Open an archive, and turn what reading a broken one raises into a sentence."""
     try:
-        raw = os.fdopen(open_given(file), "rb")
+        raw = os.fdopen(open_plain(file), "rb")
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else "") or str(error)
         raise UsageProblem(f"{shown(file)} cannot be read: {why}", "name a file that madlite archive wrote") from None
-    with raw, gzip.GzipFile(fileobj=raw) as stream:
-        yield cast("IO[bytes]", stream)
-
-
-@contextmanager
-def _as_problem(where: str) -> Iterator[None]:
-    """Turn what reading a broken archive raises into a sentence."""
     try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, ValueError) as error:
-        raise UsageProblem(f"{where} is no whole archive of runs: {error}", HINT) from None
-
-
-class _Limited:
-    """An unpacked archive of which no more than `left` bytes are read, nor than `header` before a member's content.
-
-    tarfile reads a header of any size into memory, and each of several within the one before.
-    """
-
-    def __init__(self, stream: IO[bytes], where: str) -> None:
-        self.where, self._stream = where, stream
-        self.left = 2 * MANIFEST_BYTES  # until the manifest is known
-        self.header = 0
-
-    def read(self, size: int) -> bytes:
-        """Return up to so many bytes."""
-        data = self._stream.read(size)
-        self.left -= len(data)
-        self.header -= len(data)
-        if self.left < 0:
-            raise UsageProblem(f"{self.where} unpacks to more than its {MANIFEST} names", HINT)
-        if self.header < 0:
-            raise _strange(self.where)
-        return data
-
-
-def _members(source: _Limited) -> _Members:
-    """Yield the members of a tar file, all plain files, each with its content; owner, mode and times are ignored."""
-    source.header = _HEADER_BYTES + _BUFFER_BYTES
-    end = 0
-    with tarfile.open(fileobj=source, mode="r|", bufsize=_BUFFER_BYTES, errors="strict") as tar:  # type: ignore[call-overload]
-        while (member := tar.next()) is not None:
-            if member.type in _KINDS:
-                kind = _KINDS[member.type]
-                raise UsageProblem(f"{source.where}: {member.name[:200]!r} is {kind}, no plain file", HINT)
-            has_records = member.offset_data > end + _BLOCK_BYTES
-            if (
-                member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE)
-                or member.size < 0
-                or member.offset != end
-                or has_records != bool(member.pax_headers)
-                or member.pax_headers.keys() - {"path", "size"}
-            ):
-                raise _strange(source.where)
-            source.header = sys.maxsize
-            with tar.extractfile(member) as content:
-                yield member, content
-                while content.read(_CHUNK_BYTES):
-                    pass  # what the caller left
-            end = member.offset_data + member.size + -member.size % _BLOCK_BYTES
-            source.header = _HEADER_BYTES + _BUFFER_BYTES
-        source.header = _PADDING_BYTES
-        while source.read(_BUFFER_BYTES):
-            pass  # to the end, where the checksum of all of it is
-
-
-def _strange(where: str) -> UsageProblem:
-    return UsageProblem(f"{where} has a header that none of an archive of runs has", HINT)
+        with raw, zipfile.ZipFile(raw) as archive:
+            yield archive
+    # a member that is encrypted or packed otherwise is a RuntimeError
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
+        raise UsageProblem(f"{shown(file)} is no whole archive of runs: {error}", HINT) from None

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import codecs
 import errno
-import gzip
 import hashlib
 import os
 import re
 import stat
-import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from io import BytesIO
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -41,12 +39,12 @@ from madlite.store.folder import (
 )
 from madlite.store.record import Record
 
-# What is in an archive of runs: `manifest.json`, its first file.
+# What is in an archive of runs: a zip file with `manifest.json`.
 #
 # Format: docs/archive.md.  It is read before anything is extracted, and nothing is extracted that it does not name.
 
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 LIMIT_BYTES = 64 << 20
 MAX_FILES, MAX_RUNS = 200_000, 10_000  # of one archive
@@ -196,10 +194,8 @@ def why_not_a_name(path: str) -> str:
 # Packing.
 
 
-ENDS = (".tar.gz", ".tgz")
 _CHUNK_BYTES = 1 << 20
 _DOCUMENT_BYTES = 64 << 20  # of a JSON file that is masked text by text
-_LEVEL = 6  # of gzip: another one would give other bytes
 
 
 def why_not_packed(run: StoredRun) -> str:
@@ -248,8 +244,8 @@ def pack(
 
 
 def _check_name(file: Path) -> None:
-    if not file.name.endswith(ENDS):
-        raise UsageProblem(f"{file} is no name of an archive", f"-o {file.name.partition('.')[0] or 'runs'}.tar.gz")
+    if file.suffix != ".zip":
+        raise UsageProblem(f"{file} is no name of an archive", f"-o {file.name.partition('.')[0] or 'runs'}.zip")
     if os.path.lexists(file):
         raise UsageProblem(f"{file} is there already", f"rm {file}   or name another file: -o")
 
@@ -383,22 +379,23 @@ def _masked_document(data: bytes, redactor: Redactor, secrets: Sequence[str]) ->
 
 def _write(out: BinaryIO, manifest: Manifest, spool: BinaryIO) -> None:
     """Write the archive: no time, user or right of a file is in it."""
-    text = to_json(manifest).encode()
-    spool.seek(0)
-    with (
-        gzip.GzipFile(filename="", mode="wb", compresslevel=_LEVEL, fileobj=out, mtime=0) as stream,
-        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
-    ):
-        tar.addfile(_member(MANIFEST, len(text)), BytesIO(text))
+    spool.flush()
+    os.lseek(spool.fileno(), 0, os.SEEK_SET)
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr(_member(MANIFEST), to_json(manifest).encode())
         for name, file in manifest.sizes().items():
-            tar.addfile(_member(name, file.bytes), spool)
+            member = _member(name)
+            member.file_size = file.bytes  # by which it is written as a large one
+            with archive.open(member, "w") as packed:
+                for chunk in _chunks(spool.fileno(), file.bytes):
+                    packed.write(chunk)
     out.flush()
     os.fsync(out.fileno())
 
 
-def _member(name: str, size: int) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.size, member.mode = size, 0o644
+def _member(name: str) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name)
+    member.compress_type, member.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
     return member
 
 

@@ -65,7 +65,7 @@ from madlite.plan.inputs import CACHES_INSIDE
 from madlite.plan.submission import PREFIX
 from madlite.secrets import MASK, Redactor, is_secret
 from madlite.store.events import Event, EventLog, RunImported, RunPruned, now
-from madlite.store.folder import LOCK, PLAN, PROGRESS, RECORD, RESULT, RUN_JOURNAL, RunRows, exists, read_run
+from madlite.store.folder import LOCK, PLAN, PROGRESS, RECORD, RESULT, RUN_JOURNAL, RunRows, exists
 from madlite.text import indented, read_json, scalar_text
 
 VERSION = 2
@@ -518,10 +518,6 @@ class NotedRuns:
         self._imported = {event.run: event for event in events if isinstance(event, RunImported)}
         self.pruned = {event.run: event for event in events if isinstance(event, RunPruned)}
         """The last event of each run that was pruned."""
-        self.rows_of_pruned = {
-            event.run: event.rows_in for event in events if isinstance(event, RunPruned) and event.rows_in
-        }
-        """The results file that has the rows of a run whose folder was pruned, whatever became of the run since."""
 
     @cached_property
     def of_jobs(self) -> frozenset[str]:
@@ -539,11 +535,8 @@ class NotedRuns:
 
 
 def rows_here(folder: Path, record: Record, noted: NotedRuns) -> RunRows | None:
-    """Return the rows that a run has for results files of this folder.
-
-    The record of an imported run names the files of another one; here it has those that `import --rows` appended.
-    """
-    return record.rows if not noted.origin(folder.name) else read_run(folder).rows
+    """Return the rows that a run has for results files of this folder: an imported one's are in files of another."""
+    return record.rows if not noted.origin(folder.name) else None
 
 
 def read_record(folder: Path) -> Record | None:

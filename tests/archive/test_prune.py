@@ -71,11 +71,6 @@ def test_the_bulk_of_an_old_run_goes_and_its_record_stays(place, capsys):
     assert call(["verify", OLD]) == 0 and "it was pruned" in capsys.readouterr().out
 
 
-def test_the_log_stays_on_request(place, capsys):
-    said(capsys, "--older-than", "30d", "--keep-log", "--yes")
-    assert LOG in names(place, OLD) and WORK not in names(place, OLD)
-
-
 @each_row(
     ("args", "going"),
     [
@@ -83,8 +78,6 @@ def test_the_log_stays_on_request(place, capsys):
         (["--keep-last", "2"], set()),
         (["--keep-last", "0"], {OLD, NEW}),
         (["--older-than", "30d", "--keep-last", "2"], set()),
-        (["--larger-than", "100K"], {OLD, NEW}),
-        (["--larger-than", "1M"], set()),
         (["--max-size", "1M"], {OLD}),
         (["--max-size", "100K"], {OLD, NEW}),
         (["--max-size", "10M"], set()),
@@ -102,7 +95,6 @@ def test_all_rules_that_are_given_apply(place, capsys, args, going):
         ([], "no age and no size is given"),
         (["--older-than", "30"], "'30' is no age: write 90m, 12h, 30d or 4w"),
         (["--max-size", "many"], "'many' is no size"),
-        (["--older-than", "1d", "--all", "--keep-log"], "--all removes logs too"),
         (["--older-than", "1d", "--dir", "nowhere"], "nowhere is no folder"),
     ],
 )
