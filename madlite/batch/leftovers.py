@@ -24,8 +24,7 @@ from madlite.batch.dead_processes import (
     may_be_alive,
     owner_of,
 )
-from madlite.batch.gpu_allocator import clear_leases
-from madlite.errors import RecordError, RuntimeProblem, UsageProblem
+from madlite.errors import RecordError, RuntimeProblem
 from madlite.files import REMOVED, Folder, read_plain
 from madlite.model import JobOutcome, RunPlan, Runtime, Value
 from madlite.perfcsv.append import is_results_file
@@ -61,7 +60,6 @@ from madlite.store.folder import (
     rows_path,
     uncollected,
 )
-from madlite.store.gpu_leases import lease_folder
 from madlite.store.locks import is_locked
 from madlite.store.record import NotedRuns, Record, load_result, read_plan, read_record, rows_here
 
@@ -393,14 +391,12 @@ def remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Runtimes = 
     """Remove one leftover; return why that failed, or None.
 
     An unfinished run keeps its folder and log, with a mark in its journal; its files in the workspace are
-    removed.  What was ended has its GPUs no more, whoever else can see that.
+    removed.
     """
     problem = _remove(leftover, environ, runtimes)
-    if problem is None and leftover.kind in RUNNING:
-        with suppress(UsageProblem):  # another command tells it
-            clear_leases(lease_folder(environ), leftover.run_id)
-        if not leftover.kept and not leftover.elsewhere and exists(Path(leftover.folder, RECORD)):
-            _end_recorded(Path(leftover.folder))
+    was_ended = problem is None and leftover.kind in RUNNING
+    if was_ended and not leftover.kept and not leftover.elsewhere and exists(Path(leftover.folder, RECORD)):
+        _end_recorded(Path(leftover.folder))
     return problem
 
 

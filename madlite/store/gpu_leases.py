@@ -45,17 +45,11 @@ _TURN = "turn"
 
 
 class LeaseHolder(Value, frozen=True):
-    """Who has a GPU: a process, since when, and for which run; `handle` is that of the run's session, once it is open.
-
-    `started` tells the process from a later one of its number, in clock ticks since the machine started; `table` is the
-    table of processes that has it.
-    """
+    """Who has a GPU: a process, since when, and for which run; `handle` is that of its session, once it is open."""
 
     user: str = ""
     uid: int = -1
     pid: int = 0
-    started: int = 0
-    table: str = ""
     since: str = ""  # UTC
     run: str = ""
     folder: str = ""
@@ -211,20 +205,6 @@ class LeaseFolder:
     def states(self, names: Iterable[str]) -> Iterator[LeaseState]:
         """Yield the state of GPUs' leases, without taking any."""
         return (_state(self._folder, name) for name in names)
-
-    def names(self) -> list[str]:
-        """Return the names of all leases that were ever taken here."""
-        names = os.listdir(self._folder.fd)  # noqa: PTH208 - of the open folder
-        return sorted(name for name in names if name.startswith(_PREFIX))
-
-    def clear(self, name: str) -> None:
-        """Take the name of a dead owner out of a lease; one that is held stays as it is.
-
-        Raises:
-            UsageProblem: as `take`.
-        """
-        if (taken := self.take(name)) is not None:
-            taken[0].release()
 
     def close(self) -> None:
         """Let go of the folder."""
