@@ -31,14 +31,7 @@ from madlite.perfcsv.append import is_results_file
 from madlite.perfcsv.recorded import NO_ROW, are_in_file
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
-from madlite.store.batches import (
-    acknowledge,
-    cut_off_studies,
-    dead_locks,
-    has_caches,
-    interrupted_batches,
-    remove_study,
-)
+from madlite.store.batches import cut_off_studies, has_caches, remove_study, unended_batches
 from madlite.store.events import EventLog, RunImported, Started, now
 from madlite.store.folder import (
     CHECK_PREFIX,
@@ -286,19 +279,19 @@ GRACE_S = 5.0  # between TERM and KILL for orphaned processes
 
 
 NO_RUN = "-"
-"""In the place of a run's id: a batch or a temporary file, which is of no run."""
+"""In the place of a run's id: a temporary file, which is of no run."""
 
 
 class Leftover(Value, frozen=True):
     """Something a run left.
 
-    `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, the id of a
-    batch, or the path of a run folder, a study's folder or a temporary file; `kept` marks what --keep-alive left.
-    `folder` is the run's as a container or its processes name it, a batch's workspace, `elsewhere` the same where it is
-    none of this workspace, and `processes` are those that were listed.  `row` is the state of a run's row.
+    `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, or the path of a
+    run folder, a study's folder or a temporary file; `kept` marks what --keep-alive left.  `folder` is the run's as a
+    container or its processes name it, `elsewhere` the same where it is none of this workspace, and `processes` are
+    those that were listed.  `row` is the state of a run's row.
     """
 
-    kind: Literal["container", "session", "process", "run", "study", "batch", "file"]
+    kind: Literal["container", "session", "process", "run", "study", "file"]
     run_id: str
     text: str
     handle: str
@@ -320,12 +313,7 @@ class Leftovers(Value, frozen=True):
 def find_leftovers(workspace: Path, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> Leftovers:
     """Return everything that `clean` deals with: what still runs, and what is on the disk of the workspace."""
     found = find_running(workspace, environ, runtimes)
-    batches = (
-        Leftover(kind="batch", run_id=NO_RUN, text=message, handle=batch.id, folder=str(workspace))
-        for batch in interrupted_batches(workspace)
-        for message in batch.messages or (f"batch {batch.id}, whose runs have all begun",)
-    )
-    stored = (*_runs(workspace), *_studies(workspace), *batches, *_files(workspace))
+    stored = (*_runs(workspace), *_studies(workspace), *_files(workspace))
     return replace(found, leftovers=(*found.leftovers, *stored))
 
 
@@ -446,9 +434,6 @@ def _remove_stored(leftover: Leftover) -> str | None:
     Raises:
         OSError: it cannot be removed.
     """
-    if leftover.kind == "batch":
-        acknowledge(Path(leftover.folder), leftover.handle)
-        return None
     path = Path(leftover.handle)
     if leftover.kind == "run":
         return clean_run(path, leftover.row)
@@ -503,7 +488,11 @@ def _sessions(runs: Path, runtimes: Runtimes, seen: Collection[str]) -> tuple[li
     found, problems = [], []
     for name in sorted(EventLog.read(runs).own_runs()) if runtimes else ():
         plan = read_plan(runs / name)
-        if plan is None or name in seen or plan.runtime not in runtimes or not _may_be_running(runs / name, plan):
+        # in a copy of a folder of runs a session is the original's
+        is_here = plan is not None and os.path.realpath(plan.folder) == os.path.realpath(runs / name)
+        if plan is None or not is_here or name in seen or plan.runtime not in runtimes:
+            continue
+        if not _may_be_running(runs / name, plan):
             continue
         try:
             session = _session(runs / name, plan, runtimes[plan.runtime])
@@ -590,7 +579,7 @@ def clean_run(path: Path, row: str) -> str | None:
 
 
 def _files(workspace: Path) -> Iterator[Leftover]:
-    for path in (*partial_files(workspace), *dead_locks(workspace)):
+    for path in partial_files(workspace):
         yield Leftover(kind="file", run_id=NO_RUN, text=str(path), handle=str(path))
     for folder in _half_removed(workspace / RUNS):
         yield Leftover(kind="file", run_id=NO_RUN, text=str(folder), handle=str(folder))
@@ -611,7 +600,6 @@ def _half_removed(runs: Path) -> Iterator[Path]:
                 yield folder
 
 
-ACKNOWLEDGE = "madlite clean --yes acknowledges it"
 RESUME = "madlite run --resume goes on with it"
 
 
@@ -621,12 +609,14 @@ def recovery_report(workspace: Path, resumed: str = "", told: Iterable[str] = ()
     Runs that the messages `told` begin with are not named again.
     """
     known = {text.partition(":")[0] for text in told}
-    interrupted = interrupted_batches(workspace)
-    batches = [(text, batch.is_resumable and batch.is_own) for batch in interrupted for text in batch.messages]
     return [
         *incomplete_text(run for run in find_incomplete(workspace) if run.folder.name not in known),
         *(f"{name}: {text}" for name, text in still_running(workspace).items()),
-        *(f"{text}. {f'{RESUME}, ' if resumable else ''}{ACKNOWLEDGE}" for text, resumable in batches),
+        *(
+            f"{text}{f'. {RESUME}' if batch.is_resumable else ''}"
+            for batch in unended_batches(workspace)
+            for text in batch.messages
+        ),
         *(
             f"study {name} was cut off and its caches are left. madlite clean --yes removes them"
             for name, folder in cut_off_studies(workspace)

@@ -8,7 +8,7 @@ a failure is run again, too.  Runs are found by their plans: of equal ones as ma
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,22 +25,10 @@ from madlite.perfcsv.recorded import are_in_file
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
 from madlite.plan.submission import PlannedRun
-from madlite.run.from_plan import inputs_of, local_digest
 from madlite.run.screen import RunOutcome, pair
 from madlite.store.batches import LoggedBatch
 from madlite.store.events import EventLog, RequestedRun, is_own, now
-from madlite.store.folder import (
-    RECORD,
-    RESULT,
-    RunEntry,
-    RunFolder,
-    RunRows,
-    exists,
-    is_uncollected,
-    read_run,
-    rows_path,
-    uncollected,
-)
+from madlite.store.folder import RECORD, RESULT, RunEntry, RunFolder, exists, is_uncollected, read_run, uncollected
 from madlite.store.record import load_result, read_record, result_of
 
 
@@ -48,13 +36,11 @@ class Resumption(Value, frozen=True):
     """What of a command's runs is finished: by the ids of their plans, the results, and the runs as they were asked.
 
     `standing` are attempts that failed or were interrupted and are to be followed by another one, by the id of that.
-    `notes` say what is otherwise now than when the batch began.
     """
 
     finished: dict[str, Result] = {}
     requested: dict[str, RequestedRun] = {}
     standing: dict[str, Standing] = {}
-    notes: tuple[str, ...] = ()
 
     def with_ids(self, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Return the runs, those that are finished under the id of the run that is."""
@@ -120,9 +106,7 @@ def is_finished(batch: LoggedBatch, workspace: Path) -> bool:
     return not batch.is_left and all(_result(requested, batch, workspace) for requested in batch.requested)
 
 
-def resume(
-    batch: LoggedBatch, planned: Sequence[PlannedRun], workspace: Path, output: Path, environ: Mapping[str, str]
-) -> Resumption:
+def resume(batch: LoggedBatch, planned: Sequence[PlannedRun], workspace: Path) -> Resumption:
     """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned.
 
     Raises:
@@ -154,8 +138,7 @@ def resume(
             raise UsageProblem(what, f"its options, card or machine changed: madlite run --tags {run.plan.card.name}")
     cut_off = {requested.id for requested in batch.requested if results[requested.id] is None}
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
-    notes = (*_changes(batch, planned, finished, environ), *_rows_elsewhere(finished, workspace, output))
-    return Resumption(finished=finished, requested=requested, standing=adopted, notes=notes)
+    return Resumption(finished=finished, requested=requested, standing=adopted)
 
 
 def _kept_from_starting(batch: LoggedBatch, planned: Sequence[str], workspace: Path) -> dict[str, deque[RequestedRun]]:
@@ -270,48 +253,6 @@ def follow_cut_off(first: Path, run_id: str) -> Mapping[str, Standing]:
     if not has_result:
         _clean(first.parent.parent, [last.name])
     return {run_id: before}
-
-
-def _changes(
-    batch: LoggedBatch, planned: Sequence[PlannedRun], finished: Mapping[str, Result], environ: Mapping[str, str]
-) -> Iterator[str]:
-    """Yield what is otherwise now than when the batch began; its finished runs stay what they are."""
-    from madlite import __version__
-
-    if batch.madlite and batch.madlite != __version__:
-        yield f"the batch began with madlite {batch.madlite}, this is {__version__}"
-    now = inputs_of(run.plan for run in planned)
-    for name, text in batch.inputs.items():
-        if name in now and now[name] != text:
-            yield f"{name} has changed since the batch began: its finished runs are not repeated"
-    seen = set[str]()
-    for run in planned:
-        result, image = finished.get(run.plan.id), run.plan.image
-        if result is None or image is None or image.ref in seen or not result.image.digest:
-            continue
-        seen.add(image.ref)
-        digest = local_digest(run.plan, environ)
-        if digest and digest != result.image.digest:
-            yield f"image {image.ref} is {digest} now, and was {result.image.digest} in run {result.plan_id}"
-    others = sum(1 for requested in batch.requested if requested.digest) - len(planned)
-    if others > 0:
-        yield f"{others} run{'s' if others > 1 else ''} of the batch are not of this command"
-
-
-def _rows_elsewhere(finished: Mapping[str, Result], workspace: Path, output: Path) -> Iterator[str]:
-    """Yield where the rows of finished runs are, other than in the results file of this command."""
-    records = (read_record(workspace / RUNS / result.plan_id) for result in finished.values())
-    files: dict[str, list[RunRows]] = defaultdict(list)
-    for record in records:
-        if record is not None and record.rows is not None:
-            files[record.rows.path].append(record.rows)
-    here = rows_path(output, workspace)
-    for name, every in files.items():
-        runs = f"{len(every)} finished run{'s' if len(every) > 1 else ''}"
-        if all(are_in_file(rows, workspace, ()) is False for rows in every):  # there may be a new file of its name
-            yield f"{name} with the rows of {runs} is gone: madlite report rebuild -o FILE writes rows from the records"
-        elif name != here:
-            yield f"the rows of {runs} are in {name}, and are not added to {here}"
 
 
 def _adopt(folder: Path) -> Standing | None:

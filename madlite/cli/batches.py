@@ -148,17 +148,13 @@ def unfinished(workspace: Path, *, failed: bool = False) -> LoggedBatch:
     """Return the last unfinished batch of a folder; with `failed` the last one, whatever became of it.
 
     Raises:
-        UsageProblem: there is none, or none that began in this folder, or another command has it.
+        UsageProblem: there is none, or another command has it.
     """
     if failed:
         return open_last(workspace)
-    batch, foreign = open_unfinished(workspace)
+    batch = open_unfinished(workspace)
     if batch is not None:
         return batch
-    if foreign:
-        words = [word for word in foreign[-1].command if word != "--resume"] or ["run", "--tags", "…"]
-        begin = shell_line(("madlite", *words))
-        raise UsageProblem(f"--resume: {foreign[-1].why_foreign}", f"{begin}   begins its runs anew")
     what = "--resume: no batch of this folder was killed or interrupted"
     searches = [batch for batch in interrupted_batches(workspace) if not batch.is_resumable]
     if others := [batch.command for batch in searches if batch.messages]:
@@ -231,15 +227,12 @@ def resumed(
     Raises:
         UsageProblem: as `resume`.
     """
-    output = options.output_target or options.output
-    found = resume(before, runs.every, options.workspace, output, options.environ)
+    found = resume(before, runs.every, options.workspace)
     journal.carry(before, found.requested.values())
     count = len(runs.planned)
     done = count - len(found.left(runs.planned))
     were = "is finished and not repeated" if done == 1 else "are finished and not repeated"
     screen.end([f"resuming {batch_text(before)}: {done} of {count} runs {were}"])
-    for text in found.notes:
-        screen.warn(text)
     for planned_run in runs.planned:
         result = found.finished.get(planned_run.plan.id)
         if result is not None and result.status is Status.FAILURE:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,14 +20,13 @@ from madlite.jobs.submission import folders_of_jobs
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.platforms.registry import outliving_runtimes
-from madlite.store.batches import is_kept
 from madlite.store.folder import read_run
 from madlite.store.special_files import special_files
 
 if TYPE_CHECKING:
     from madlite.model import Runtime
 
-_DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}
+_DONE = {"run": "marked as ended, its folder stays:"}
 _MOST_SPECIAL = 20
 
 
@@ -40,8 +39,8 @@ _MOST_SPECIAL = 20
 def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool) -> int:
     """List, and with --yes remove, what a killed madlite left behind.
 
-    Touched are only containers with madlite's label, processes with its mark, and in this folder unfinished runs and
-    batches, sessions of plugin runtimes, Jobs of Kubernetes that no submission has, and incomplete files; nothing that
+    Touched are only containers with madlite's label, processes with its mark, and in this folder unfinished runs,
+    sessions of plugin runtimes, Jobs of Kubernetes that no submission has, and incomplete files; nothing that
     belongs to a running madlite. A run that was cut off gets its FAILURE row by --yes. What runs of other folders left
     running is listed, and ended only with --everywhere. Setuid and setgid files and device nodes, which a container can
     leave here, are listed and stay.
@@ -52,7 +51,7 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool) -> int:
     warn(*found.notes)
     of_jobs = {str(folder) for folder in folders_of_jobs(Path.cwd())}  # which may go on in their jobs
     found = replace(found, leftovers=tuple(item for item in found.leftovers if item.handle not in of_jobs))
-    waiting, removed, fates = False, [], _fates(found.leftovers)
+    waiting, removed, fates = False, [], _fates()
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere
         if yes and meant and (kept or not item.kept):
@@ -93,20 +92,16 @@ def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes:
 def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
     """Remove a leftover and say so; return whether that failed."""
     problem = remove(item, environ, runtimes)
-    can_resume = item.kind == "batch" and is_kept(Path(item.folder), item.handle)
-    done = "kept for --resume" if can_resume else _DONE.get(item.kind, "removed")
+    done = _DONE.get(item.kind, "removed")
     what = f"{item.kind} {item.run_id}  " if item.run_id != NO_RUN else f"{item.kind}: "
     echo(f"{'not removed' if problem else done} {what}{problem or item.text}")
     return problem is not None
 
 
-def _fates(leftovers: Iterable[Leftover]) -> dict[str, str]:
-    """Return, by handle, what comes of batches and cut-off runs instead of a removal, as the end of their line."""
+def _fates() -> dict[str, str]:
+    """Return, by handle, what comes of cut-off runs instead of a removal, as the end of their line."""
     here = Path.cwd()
     found = {str(here / RUNS / name): f"; {text}" for name, text in of_other_hosts(here).items()}
-    for name in (item.handle for item in leftovers if item.kind == "batch"):
-        kept = ", and madlite run --resume still goes on with it" if is_kept(here, name) else ""
-        found[name] = f"; madlite clean --yes acknowledges it{kept}"
     for folder in cut_off_runs(here):
         noted = read_run(folder)
         row = "its row" if noted.rows is not None and not noted.interrupted else "its FAILURE row"

@@ -21,7 +21,6 @@ from madlite.files import Folder
 from madlite.machine.processes import FOLDER_MARK, KEPT_MARK, RUN_MARK, Process, RunProcess
 from madlite.model import Card, Cause, Check, Compute, Diagnosis, Provenance, Result, Status, Variant
 from madlite.reports.log import plain_text, read_log
-from madlite.store.batches import BatchLog
 from madlite.store.events import Requested, RequestedRun, Started, append
 from madlite.store.folder import LOCK, LOG, PLAN, RECORD
 from madlite.text import escape_formula
@@ -325,22 +324,6 @@ def test_clean_lists_and_acknowledges_what_was_cut_off(place, capsys, monkeypatc
     done = said(capsys, "clean", "--yes")
     assert "marked as ended" in done and "removed file" in done
     assert "nothing is left behind" in said(capsys, "clean") and "CUT OFF" in said(capsys, "runs")
-
-
-def test_clean_says_of_each_batch_what_it_then_does(place, capsys, monkeypatch):
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
-    monkeypatch.setattr("madlite.batch.dead_processes.all_run_processes", lambda: [])
-    for name in ("one", "two"):
-        batch = BatchLog(place, ("run", "--tags", name))
-        batch.request([RequestedRun(id=f"20260103T000000-{name}", card=name)])
-        batch.__exit__(None, None, None)  # as a kill leaves it
-    older, newer = (line for line in said(capsys, "clean").splitlines() if line.startswith("batch"))
-    assert older.endswith("never started: one; madlite clean --yes acknowledges it")
-    assert newer.endswith("two; madlite clean --yes acknowledges it, and madlite run --resume still goes on with it")
-    done = said(capsys, "clean", "--yes")
-    assert "acknowledged batch: 1 run of an earlier batch never started: one" in done
-    assert "kept for --resume batch: 1 run of an earlier batch never started: two" in done
-    assert "nothing is left behind" in said(capsys, "clean")
 
 
 def test_perf_csv_is_made_again_by_command(place, capsys):

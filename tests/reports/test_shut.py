@@ -101,7 +101,7 @@ def test_a_command_goes_on_past_what_is_shut(place, mode):
     runs.chmod(0o777)
     asked = [RequestedRun(id="20260102T000000-theirs-000002", card="theirs"), RequestedRun(id="r", card="lost")]
     with Folder.open(runs) as folder:
-        append(folder, Requested(batch="b1", runs=tuple(asked)), Requested(batch="b2", runs=(asked[0],)))
+        append(folder, Requested(batch="b2", runs=(asked[0],)), Requested(batch="b1", runs=tuple(asked)))
     (runs / ".gitignore").write_text("*\n")
     (runs / ".batch-b2.lock").touch(0)  # nobody can say whether that command goes on
     environ = {"DOCKER_HOST": "unix:///nonexistent"}
@@ -113,9 +113,8 @@ def test_a_command_goes_on_past_what_is_shut(place, mode):
         known = requested_cards(runs)
     lost = "1 run of an earlier batch never started: lost"
     seen = mode == 0o755 or os.geteuid() != 0
-    assert [(one.kind, one.text) for one in found if one.run_id == "-"] == ([("batch", lost)] if seen else [])
-    ways = "madlite run --resume goes on with it, madlite clean --yes acknowledges it"
-    assert told == ([f"{lost}. {ways}"] if seen else []) and bool(known) is seen
+    assert not [one.text for one in found if one.run_id == "-"]
+    assert told == ([f"{lost}. madlite run --resume goes on with it"] if seen else []) and bool(known) is seen
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="two users are needed")
