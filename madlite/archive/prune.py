@@ -27,7 +27,6 @@ from madlite.store.folder import (
     RECORD,
     RESULT,
     RUN_JOURNAL,
-    SAVED_ROWS,
     RunFolder,
     RunRows,
     open_runs,
@@ -35,7 +34,7 @@ from madlite.store.folder import (
 )
 from madlite.store.record import NotedRuns, Record, rows_here
 
-_STAY = frozenset((RECORD, PLAN, CONTEXT, LOCK, RUN_JOURNAL, RESULT, SAVED_ROWS))
+_STAY = frozenset((RECORD, PLAN, CONTEXT, LOCK, RUN_JOURNAL, RESULT))
 _BLOCK_BYTES = 512  # of st_blocks, whatever the file system
 
 
@@ -133,11 +132,7 @@ class _Reasons:
 
     def _of_rows(self, run: StoredRun) -> str:
         rows = _rows_of(run, self._noted)
-        if rows is None:
-            return ""
-        if not rows.appended and run.state != CUT_OFF:
-            return f"its rows are not in {rows.path}: the next madlite run adds them"
-        if not self._rules.folders:
+        if rows is None or not self._rules.folders:
             return ""
         try:
             is_there = self._rows.has(rows)

@@ -20,7 +20,7 @@ from typing import TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from madlite.batch.leftovers import appended_rows, remove_run_files, runs_with_pending_rows, target_of
+from madlite.batch.leftovers import appended_rows, remove_run_files, target_of
 from madlite.errors import RecordError, inline_hint
 from madlite.model import Cause, Diagnosis, Metric, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt
@@ -422,7 +422,7 @@ def append_once(rows: RunRows, run_folder: RunFolder, workspace: Path, output: P
     Raises:
         RecordError, OSError: they are not in the file, or that cannot be seen.
     """
-    earlier, named = read_run(run_folder.path).rows, replace(rows, path=rows_path(output, workspace), kept="")
+    earlier, named = read_run(run_folder.path).rows, replace(rows, path=rows_path(output, workspace))
     begun = earlier if earlier is not None and earlier.path == named.path and not earlier.appended else None
     if begun is not None and output.exists():
         with suppress(RecordError):  # then the file is none that has them, or takes them
@@ -432,7 +432,7 @@ def append_once(rows: RunRows, run_folder: RunFolder, workspace: Path, output: P
     if earlier is not None and are_there is None:
         raise RecordError(f"whether its rows are in {earlier.path} cannot be seen", "")
     if earlier is not None and are_there:
-        done = replace(earlier, appended=True, kept="")
+        done = replace(earlier, appended=True)
         if not earlier.appended:
             run_folder.note(RunEntry(at=now(), rows=done))
         return done, f"its {'row is' if len(rows.cells) == 1 else 'rows are'} in {done.path}"
@@ -453,36 +453,6 @@ def append_once(rows: RunRows, run_folder: RunFolder, workspace: Path, output: P
     run_folder.note(RunEntry(at=now(), rows=done))
     added = f"its {'row was' if len(rows.cells) == 1 else 'rows were'} added to {done.path}"
     return done, "; ".join([added, *([left_out_text(done.path, omitted)] if omitted else [])])
-
-
-def append_pending(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
-    """Append pending rows of earlier runs and return messages; rows that still cannot be appended stay pending.
-
-    Rows go to `output`, the results file of the command at hand, or to a results file of the working folder; a new one
-    gets the columns `begin`.
-    """
-    every = [run.folder for run, _ in runs_with_pending_rows(workspace)]
-    # an owner can write anything into a folder: it is theirs to do
-    own = [folder for folder in every if folder.lstat().st_uid == os.geteuid()]
-    done = write_together((_append_pending(folder, workspace, output) for folder in own), begin)
-    found = [_outcome(folder, end, "no row was added") for folder, end in zip(own, done, strict=True)]
-    return [f"{collected.run_id}: {collected.message}" for collected in found if not collected.busy]
-
-
-def _append_pending(folder: Path, workspace: Path, output: Path) -> Writing[Collected]:
-    with closing(RunFolder.reopen(folder)) as run_folder:
-        record = read_record(folder)
-        if record is None or record.rows is None or record.rows.appended:  # by now
-            return Collected(run_id=folder.name, message="", busy=True)
-        path = target_of(record.rows.path, workspace, output)
-        if path is not None:
-            return (yield from _write(RunResult(record=record), run_folder, workspace, path))
-    rows_are, they = ("rows are", "they stay") if len(record.rows.cells) != 1 else ("row is", "it stays")
-    text = (
-        f"its {rows_are} for {record.rows.path}, which is neither this command's results file nor one of this folder: "
-        f"{they} in {RUNS}/{folder.name}; madlite run -o {shlex.quote(record.rows.path)} … takes what is for that file"
-    )
-    return Collected(run_id=folder.name, message=text, failed=True)
 
 
 _HINT = "madlite run --resume runs it again"

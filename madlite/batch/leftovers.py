@@ -32,7 +32,7 @@ from madlite.perfcsv.recorded import NO_ROW, are_in_file
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.store.batches import cut_off_studies, has_caches, remove_study, unended_batches
-from madlite.store.events import EventLog, RunImported, Started, now
+from madlite.store.events import EventLog, Started, now
 from madlite.store.folder import (
     CHECK_PREFIX,
     CHECK_REQUEST,
@@ -54,27 +54,13 @@ from madlite.store.folder import (
     uncollected,
 )
 from madlite.store.locks import is_locked
-from madlite.store.record import NotedRuns, Record, load_result, read_plan, read_record, rows_here
+from madlite.store.record import NotedRuns, load_result, read_plan, read_record, rows_here
 
-# Rows of earlier runs that their results file may lack: of runs that were cut off, and pending ones.
+# Rows of earlier runs that their results file may lack.
 
 IN_FILE, UNKNOWN = "its row is in {path}", "whether its row is in {path} cannot be seen"
 _PERF = "perf.csv"
 _MOST_NAMED = 5
-
-
-def runs_with_pending_rows(workspace: Path) -> Iterator[tuple[LeftRun, Record]]:
-    """Yield the runs that have a record, and rows that perf.csv did not take, the oldest first.
-
-    The next run appends them, each once.
-    """
-    recorded = [run for run in left_runs(workspace) if run.state == "recorded" and run.journal.cleaned is None]
-    # the rows of imported ones `madlite import` appends
-    imported = frozenset(EventLog.read(workspace / RUNS).ids(RunImported)) if recorded else frozenset()
-    for run in recorded:
-        record = read_record(run.folder) if run.folder.name not in imported else None
-        if record is not None and record.rows is not None and not record.rows.appended:
-            yield run, record
 
 
 def appended_rows(workspace: Path, after: str | None = None) -> list[RunRows]:
@@ -104,22 +90,17 @@ def target_of(name: str, workspace: Path, output: Path, *, may_be_new: bool = Fa
 
 
 class IncompleteRun(Value, frozen=True):
-    """A run that was cut off or has pending rows: its folder, and the state of its row as text.
-
-    `comes` is what the next run does with a pending row, of a run that has its record; else "".
-    """
+    """A run that was cut off: its folder, and the state of its row as text."""
 
     folder: Path
     row: str
-    comes: str = ""
 
 
 def find_incomplete(workspace: Path) -> tuple[IncompleteRun, ...]:
-    """Return the runs of a workspace that were cut off, or whose rows perf.csv did not take."""
-    records = {run.folder: record for run, record in runs_with_pending_rows(workspace)}
-    left = [run for run in left_runs(workspace) if run.state == "cut off" or run.folder in records]
+    """Return the runs of a workspace that were cut off."""
+    left = [run for run in left_runs(workspace) if run.state == "cut off"]
     of_jobs = NotedRuns(workspace / RUNS).of_jobs if left else frozenset()
-    left = [run for run in left if run.state != "cut off" or run.folder.name not in of_jobs]
+    left = [run for run in left if run.folder.name not in of_jobs]
     # of runs that recorded the same size of the file only the last can have appended to it
     newest = sorted(left, key=lambda run: run.journal.rows.at if run.journal.rows else "", reverse=True)
     ordered = sorted(newest, key=lambda run: run.journal.rows.offset if run.journal.rows else 0)
@@ -129,34 +110,25 @@ def find_incomplete(workspace: Path) -> tuple[IncompleteRun, ...]:
         rows = run.journal.rows
         there = are_in_file(rows, workspace, appended) if rows is not None else None
         appended += [rows] if rows is not None and there else []
-        found.append(_incomplete(run, records.get(run.folder), there))
+        found.append(IncompleteRun(folder=run.folder, row=_row_state(run, there)))
     return tuple(sorted(found, key=lambda run: run.folder.name))
 
 
-def _incomplete(run: LeftRun, record: Record | None, there: bool | None) -> IncompleteRun:
-    folder, rows = run.folder, run.journal.rows
-    if record is not None and record.rows is not None:
-        if there:
-            row = IN_FILE.format(path=record.rows.path)
-            return IncompleteRun(folder=folder, row=row, comes="the next madlite run notes that")
-        kept = f" ({folder.name}/{record.rows.kept})" if record.rows.kept else ""
-        row = f"{NO_ROW} in {record.rows.path}{kept}"
-        return IncompleteRun(folder=folder, row=row, comes="the next madlite run adds it")
+def _row_state(run: LeftRun, there: bool | None) -> str:
+    rows = run.journal.rows
     if rows is None:
-        return IncompleteRun(folder=folder, row=NO_ROW if run.journal.complete else UNKNOWN.format(path=_PERF))
+        return NO_ROW if run.journal.complete else UNKNOWN.format(path=_PERF)
     state = UNKNOWN if there is None else IN_FILE if there else NO_ROW
-    return IncompleteRun(folder=folder, row=state.format(path=rows.path))
+    return state.format(path=rows.path)
 
 
 def incomplete_text(runs: Iterable[IncompleteRun]) -> list[str]:
-    """Return messages about runs that were cut off or have pending rows."""
-    every = tuple(runs)
-    cut_off = [f"{run.folder.name} ({run.row})" for run in every if not run.comes]
-    lines = [f"{run.folder.name}: {run.row}; {run.comes}" for run in every if run.comes]
-    if cut_off:
-        were = "runs were" if len(cut_off) > 1 else "run was"
-        lines.append(f"{len(cut_off)} earlier {were} cut off: {_first(cut_off)}. madlite clean lists what is left")
-    return lines
+    """Return messages about runs that were cut off."""
+    cut_off = [f"{run.folder.name} ({run.row})" for run in runs]
+    if not cut_off:
+        return []
+    were = "runs were" if len(cut_off) > 1 else "run was"
+    return [f"{len(cut_off)} earlier {were} cut off: {_first(cut_off)}. madlite clean lists what is left"]
 
 
 def uncollected_text(workspace: Path) -> list[str]:
@@ -200,7 +172,7 @@ _OF_PROCESS = re.compile(r"\..+\.(?:log|csv|json|jsonl|html|tar\.gz|tgz)\.(\d+)"
 _WIDENING = re.compile(r"\.(?P<name>.+?)(?:\.[a-z0-9_]{8})?\.widening")  # with the letters of an earlier madlite's
 _SIDE = re.compile(r"\.(?:perf_(?:entry|super|entry_super)\.(?:json|csv)|common_info\.json)\.new")
 _SIDE_LOCK = ".side_files.lock"
-_OF_RUN = re.compile(r"\..+\.\d+|\.rows\.csv")
+_OF_RUN = re.compile(r"\..+\.\d+")
 
 
 def remove_run_files(folder: Path) -> None:
@@ -404,9 +376,7 @@ def _end_recorded(path: Path) -> None:
     """Remove what was left for a run that was still running when its row was written: its files, and the journal."""
     with suppress(OSError), closing(RunFolder.reopen(path)) as folder:
         remove_run_files(path)
-        record = read_record(path)
-        if record is not None and (record.rows is None or record.rows.appended):
-            folder.end_journal()
+        folder.end_journal()
 
 
 def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Runtimes) -> str | None:
@@ -540,10 +510,9 @@ def _may_have_left(workspace: Path) -> list[Path]:
 
 
 def _runs(workspace: Path) -> Iterator[Leftover]:
-    """Yield the runs that were cut off, or whose rows are pending or cannot be collected."""
+    """Yield the runs that were cut off, or cannot be collected."""
     for run in find_incomplete(workspace):
-        what = f"{run.row}; {run.comes} unless it is cleaned; " if run.comes else f"unfinished, {run.row}, "
-        yield _of_run(run.folder, what, run.row)
+        yield _of_run(run.folder, f"unfinished, {run.row}, ", run.row)
     for folder in uncollected(workspace):
         try:
             load_result(folder)

@@ -214,7 +214,7 @@ def _clean(workspace: Path, names: Iterable[str]) -> None:
     """Mark what was cut off and is run again: it is not reported any more."""
     wanted = set(names)
     for run in find_incomplete(workspace):
-        if run.folder.name in wanted and not run.comes:
+        if run.folder.name in wanted:
             with suppress(OSError):  # the next command reports it once more
                 clean_run(run.folder, run.row)
 

@@ -6,7 +6,6 @@ import fcntl
 from contextlib import closing
 from pathlib import Path
 
-from madlite.batch.collect import append_pending
 from madlite.batch.leftovers import Leftover, find_incomplete, recovery_report, remove
 from madlite.files import Folder
 from madlite.model import Status
@@ -16,7 +15,6 @@ from madlite.store.events import Started, append
 from madlite.store.folder import (
     LOCK,
     PLAN,
-    RECORD,
     RUN_JOURNAL,
     RunEntry,
     RunFolder,
@@ -91,31 +89,6 @@ def test_clean_removes_nothing_of_a_run_that_another_madlite_has_locked(tmp_path
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert remove(listed(folder), {}) == "a madlite process has locked the run by now"
     assert removed == []
-
-
-def pending(workspace: Path) -> Path:
-    """Return the folder of a run whose record has rows that no file took."""
-    folder = run_folder(workspace)
-    record = Record(id=folder.name, card="m", status=Status.SUCCESS, rows=ROWS)
-    with closing(RunFolder.reopen(folder)) as opened:
-        assert opened.write_record(record_json(record)) == ""
-        opened.end_journal()
-    return folder
-
-
-def test_a_pending_row_whose_line_is_refused_is_reported_with_the_reason(tmp_path):
-    folder = write_journal(pending(tmp_path))
-    replace_by_link(folder / RUN_JOURNAL, tmp_path)
-    (message,) = append_pending(tmp_path, tmp_path / "perf.csv")
-    assert message == (f"{folder.name}: no row was added: {folder / RUN_JOURNAL}: it is a link")
-    assert not (tmp_path / "perf.csv").exists()
-
-
-def pending_after_cleaning(workspace: Path) -> Path:
-    folder = run_folder(workspace, "20260101T000000-c-000003")
-    (folder / RECORD).write_text(record_json(Record(id=folder.name, card="m", status=Status.SUCCESS, rows=ROWS)))
-    (folder / "cleaned").write_text("no row in perf.csv")
-    return folder
 
 
 def test_a_workload_s_file_of_that_name_hides_no_run_that_has_a_journal(tmp_path):

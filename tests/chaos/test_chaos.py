@@ -44,7 +44,6 @@ def test_a_seed_is_the_same_round_every_time_and_the_twenty_hold_what_they_shoul
     [
         ("run       20261121T162857-c0quick-ad2ee4  unfinished, no row, /x", False, True),
         ("run       20261121T162857-c0quick-ad2ee4  unfinished, its row is in perf.csv, /x", True, False),
-        ("run       20261121T162857-c0quick-ad2ee4  no row in perf.csv (r/rows.csv); the next", False, True),
         (
             "warning: 2 earlier runs were cut off: r-c0quick-ad2ee4 (no row), r-c1-1 (x). madlite clean lists",
             False,
