@@ -189,22 +189,6 @@ def _outcome(folder: Path, found: Collected | Exception, failure: str) -> Collec
     return Collected(run_id=folder.name, message=f"{failure}: {what}", failed=True)
 
 
-def collect_recoverable(
-    workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS, leave: Collection[Path] = ()
-) -> list[str]:
-    """Write what runs came to whose madlite was killed after their end, and return messages.
-
-    Their rows go to `output`, or to the results file of the working folder that they name.  Those in the folders
-    `leave` are tried again.
-    """
-    left = (path for path in uncollected(workspace) if path not in leave)
-    folders = [path for path in left if named_file(path, workspace, output) is not None]
-    messages = []
-    for collected in collect_all(folders, workspace, output, begin, named=True):
-        messages += [f"{collected.run_id}: {collected.message}", *collected.warnings]
-    return [*messages, *(write_waiting(workspace) if messages else ())]
-
-
 def named_file(folder: Path, workspace: Path, output: Path) -> Path | None:
     """Return the results file that a run names; None where it names none, or a command may not write to it.
 
@@ -266,25 +250,35 @@ def row_elsewhere(folder: Path, workspace: Path, output: Path) -> str:
 _MOST_TOLD = 5
 
 
-def recover_cut_off(
-    workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS, running: Mapping[str, str] | None = None
+def recover(
+    workspace: Path,
+    output: Path,
+    begin: Sequence[str] = STANDARD_COLUMNS,
+    running: Mapping[str, str] | None = None,
+    leave: Collection[Path] = (),
 ) -> list[str]:
-    """Write the rows of runs that were cut off to the results files that they name; return messages, of many a few."""
-    folders = cut_off_runs(workspace)
-    every = collect_all(folders, workspace, output, begin, running or {}, named=True)
+    """Write what runs came to whose madlite was killed, amid them or after their end; return messages, of many a few.
+
+    Their rows go to the results files that they name: `output`, or one of the working folder.  Those in the folders
+    `leave` are tried again.
+    """
+    every = collect_all(cut_off_runs(workspace), workspace, output, begin, running or {}, named=True)
+    # then those whose next attempt was cut off: it has its record by now, and took their place
+    ended = (path for path in uncollected(workspace) if path not in leave and named_file(path, workspace, output))
+    every += collect_all(ended, workspace, output, begin, named=True)
     done = [item for item in every if item.result is not None or (item.failed and not item.busy)]
     messages = [f"{name}: {text}" for name, text in of_other_hosts(workspace).items()]
     messages += [cut_off_text(collected) for collected in done[:_MOST_TOLD]]
     if len(done) > _MOST_TOLD:
         without = sum(1 for collected in done[_MOST_TOLD:] if collected.failed)
         but = f", but for {without}" if without else ""
-        messages.append(f"{len(done) - _MOST_TOLD} more runs were cut off: their rows were added{but}")
+        messages.append(f"{len(done) - _MOST_TOLD} more runs were left without rows: these were added{but}")
     reports = dict.fromkeys(text for collected in done for text in collected.warnings)
     return [*messages, *reports, *(write_waiting(workspace) if done else ())]
 
 
 def cut_off_text(collected: Collected) -> str:
-    """Return what became of a run that was cut off, as a line."""
+    """Return what became of a run that had no row, as a line."""
     result = collected.result
     cause = f" [{result.code}]" if result is not None and result.status is Status.FAILURE else ""
     status = f"{result.status.value}{cause}, " if result is not None else ""

@@ -31,7 +31,7 @@ from madlite.perfcsv.append import is_results_file
 from madlite.perfcsv.recorded import NO_ROW, are_in_file
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
-from madlite.store.batches import cut_off_studies, has_caches, remove_study, unended_batches
+from madlite.store.batches import cut_off_studies, has_caches, remove_study, reported_batches
 from madlite.store.events import EventLog, Started, now
 from madlite.store.folder import (
     CHECK_PREFIX,
@@ -161,18 +161,12 @@ def _first(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
-# Files that a killed run left: the folder its script ran in, and temporary files.
+# The folder that the script of a killed run ran in.
 
 OWN = "run_directory"  # a name that MAD and madlite alone use
 CLONE_MARK = ".git/madlite"
 IMPORT_LOCK, IMPORTED, IMPORTED_LOCK = ".import.lock", ".import-", ".lock"
 """The lock of imports, what the name of a folder begins with into which an archive is unpacked, and the lock in it."""
-# temporary files of atomic writes: `.NAME.PID`, and under the lock of NAME `.NAME.new` and `.NAME.widening`
-_OF_PROCESS = re.compile(r"\..+\.(?:log|csv|json|jsonl|html|tar\.gz|tgz)\.(\d+)")
-_WIDENING = re.compile(r"\.(?P<name>.+?)(?:\.[a-z0-9_]{8})?\.widening")  # with the letters of an earlier madlite's
-_SIDE = re.compile(r"\.(?:perf_(?:entry|super|entry_super)\.(?:json|csv)|common_info\.json)\.new")
-_SIDE_LOCK = ".side_files.lock"
-_OF_RUN = re.compile(r"\..+\.\d+")
 
 
 def remove_run_files(folder: Path) -> None:
@@ -188,48 +182,6 @@ def remove_run_files(folder: Path) -> None:
     with locked_name(workspace, lock_name(name)) as is_free:
         if is_free:
             shutil.rmtree(workspace / name)
-
-
-def partial_files(workspace: Path) -> Iterator[Path]:
-    """Yield temporary files of a killed madlite, in the workspace and in the folders of its runs.
-
-    Links are skipped, and so are files that a running process may be writing.
-    """
-    runs = workspace / RUNS
-    for folder in (workspace, runs):
-        yield from (path for path in _hidden(folder) if _is_dead(path, runs) and path.exists())
-    for folder in real_folders(runs):
-        if not is_alive(folder):
-            yield from (path for path in _hidden(folder) if _OF_RUN.fullmatch(path.name))
-
-
-def _hidden(folder: Path) -> Iterator[Path]:
-    try:
-        found = sorted(folder.glob(".*"))
-    except OSError:
-        return
-    yield from (path for path in found if exists(path) and path.is_file() and not path.is_symlink())
-
-
-def _is_dead(path: Path, runs: Path) -> bool:
-    if found := _OF_PROCESS.fullmatch(path.name):
-        return not _may_write(int(found[1]), path)
-    if found := _WIDENING.fullmatch(path.name):
-        return not is_locked(path.with_name(found["name"]), unknown=True)
-    return bool(_SIDE.fullmatch(path.name)) and not is_locked(runs / _SIDE_LOCK, unknown=True)
-
-
-def _may_write(pid: int, path: Path) -> bool:
-    """Return whether the process that made a file is running; one with the same PID that began later is another."""
-    import psutil
-
-    try:
-        began_s = psutil.Process(pid).create_time()
-        return began_s <= path.lstat().st_mtime + 1.0  # the clocks of both are coarse
-    except (psutil.NoSuchProcess, OverflowError, ValueError, OSError):
-        return False
-    except psutil.Error:
-        return True
 
 
 def _model_dir(folder: Path) -> str:
@@ -251,19 +203,19 @@ GRACE_S = 5.0  # between TERM and KILL for orphaned processes
 
 
 NO_RUN = "-"
-"""In the place of a run's id: a temporary file, which is of no run."""
+"""In the place of a run's id: a half removed folder, which is of no run."""
 
 
 class Leftover(Value, frozen=True):
     """Something a run left.
 
     `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, or the path of a
-    run folder, a study's folder or a temporary file; `kept` marks what --keep-alive left.  `folder` is the run's as a
+    run's, a study's or another folder; `kept` marks what --keep-alive left.  `folder` is the run's as a
     container or its processes name it, `elsewhere` the same where it is none of this workspace, and `processes` are
     those that were listed.  `row` is the state of a run's row.
     """
 
-    kind: Literal["container", "session", "process", "run", "study", "file"]
+    kind: Literal["container", "session", "process", "run", "study", "folder"]
     run_id: str
     text: str
     handle: str
@@ -409,16 +361,9 @@ def _remove_stored(leftover: Leftover) -> str | None:
         return clean_run(path, leftover.row)
     if leftover.kind == "study":
         return remove_study(path) or None
-    _remove_file(path)
+    with Folder.open(path.parent) as folder:
+        folder.remove_tree(path.name)
     return None
-
-
-def _remove_file(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        with Folder.open(path.parent) as folder:
-            folder.remove_tree(path.name)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
@@ -548,14 +493,12 @@ def clean_run(path: Path, row: str) -> str | None:
 
 
 def _files(workspace: Path) -> Iterator[Leftover]:
-    for path in partial_files(workspace):
-        yield Leftover(kind="file", run_id=NO_RUN, text=str(path), handle=str(path))
     for folder in _half_removed(workspace / RUNS):
-        yield Leftover(kind="file", run_id=NO_RUN, text=str(folder), handle=str(folder))
+        yield Leftover(kind="folder", run_id=NO_RUN, text=str(folder), handle=str(folder))
     for folder in real_folders(workspace / RUNS):
         if folder.name.startswith(CHECK_PREFIX) and not is_locked(folder / CHECK_REQUEST, unknown=True):
             text = f"{folder}, of a check of a cluster"
-            yield Leftover(kind="file", run_id=NO_RUN, text=text, handle=str(folder))
+            yield Leftover(kind="folder", run_id=NO_RUN, text=text, handle=str(folder))
 
 
 def _half_removed(runs: Path) -> Iterator[Path]:
@@ -583,7 +526,7 @@ def recovery_report(workspace: Path, resumed: str = "", told: Iterable[str] = ()
         *(f"{name}: {text}" for name, text in still_running(workspace).items()),
         *(
             f"{text}{f'. {RESUME}' if batch.is_resumable else ''}"
-            for batch in unended_batches(workspace)
+            for batch in reported_batches(workspace)
             for text in batch.messages
         ),
         *(

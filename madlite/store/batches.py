@@ -219,7 +219,7 @@ class BatchLog:
 
 def open_unfinished(workspace: Path) -> LoggedBatch | None:
     """Return the last batch, no search's, that did not come to its end and that no command goes on with."""
-    for left in reversed(unended_batches(workspace)):
+    for left in reversed(interrupted_batches(workspace)):
         batch = _claimed(workspace / RUNS, left.id) if left.requested and left.is_resumable else None
         if batch is not None and not batch.is_over:
             return batch
@@ -254,7 +254,7 @@ def _last(log: EventLog) -> str:
 
 def study_to_resume(workspace: Path) -> str:
     """Return the study that `--resume` goes on with, "" for none."""
-    left = reversed(unended_batches(workspace))
+    left = reversed(interrupted_batches(workspace))
     return next((batch.study for batch in left if batch.requested and batch.is_resumable), "")
 
 
@@ -291,8 +291,8 @@ def interrupted_batches(workspace: Path) -> tuple[LoggedBatch, ...]:
     return tuple(LoggedBatch(runs, name, log) for name in left)
 
 
-def unended_batches(workspace: Path) -> tuple[LoggedBatch, ...]:
-    """Return the interrupted batches that nobody gave up: who begins a later batch of runs gives up those before."""
+def reported_batches(workspace: Path) -> tuple[LoggedBatch, ...]:
+    """Return the interrupted batches that the next command reports: those after which no batch of runs began."""
     if not (found := interrupted_batches(workspace)):
         return ()
     log = EventLog.read(workspace / RUNS)

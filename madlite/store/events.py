@@ -305,33 +305,3 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[Event]:
 def is_own(folder: Path, *kinds: type[Event]) -> bool:
     """Return whether the folder of a run is one that madlite made where it is, as `EventLog.has_own`."""
     return EventLog.read(folder.parent).has_own(folder.name, *kinds)
-
-
-class Added(Value, frozen=True):
-    """Events of a log from a place on; `mark` tells a later `read_added` where to go on.
-
-    `restarted`: the log is another one than before, or is shorter, and these are all.
-    """
-
-    events: tuple[Event, ...] = ()
-    mark: str = ""
-    restarted: bool = False
-
-
-def read_added(runs: Path, mark: str = "") -> Added:
-    """Return the events that the log of a folder of runs got since an earlier call; all of them without `mark`."""
-    try:
-        with Folder.open(runs) as folder:
-            fd = folder.open_file(EVENTS, os.O_RDONLY, make=False)
-    except OSError:
-        return Added(restarted=bool(mark))
-    with os.fdopen(fd, "rb") as file:
-        facts = os.fstat(fd)
-        inode, _, place = mark.partition(" ")
-        known = inode == str(facts.st_ino) and place.isdigit() and int(place) <= facts.st_size
-        begin = int(place) if known else 0
-        file.seek(begin)
-        data = file.read()
-        data = data[: data.rfind(b"\n") + 1]  # a line that is being written comes with the next call
-        events = tuple(_decoded(data.splitlines()))
-        return Added(events=events, mark=f"{facts.st_ino} {begin + len(data)}", restarted=bool(mark) and not begin)

@@ -7,7 +7,7 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from madlite.batch.collect import collect_recoverable
+from madlite.batch.collect import recover
 from madlite.batch.leftovers import find_incomplete, recovery_report
 from madlite.batch.runner import Batch
 from madlite.perfcsv.recorded import rebuild
@@ -66,7 +66,7 @@ def test_after_a_rebuild_a_row_like_an_earlier_one_is_added_still(planned, monke
     assert Batch([again], options, plugins, Quiet()).run().pending == ("m",)
     options.output.rmdir()
     away.rename(options.output)
-    assert collect_recoverable(options.workspace, options.output) == [f"{second}: its row was added to perf.csv"]
+    assert recover(options.workspace, options.output) == [f"{second}: SUCCESS, its row was added to perf.csv"]
     assert rows_of(options.output) == ["m", "m"]
 
 
@@ -78,12 +78,12 @@ def test_a_kept_row_whose_columns_have_no_room_is_added_without_them_and_they_ar
     Batch(plans, options, plugins, Quiet()).run()
     options.output.rmdir()
     options.output.write_text(f"{wide}\n")
-    (told, *_) = collect_recoverable(options.workspace, options.output)
+    (told, *_) = recover(options.workspace, options.output)
     assert "its row was added to perf.csv" in told and "left out of a row" in told and told.endswith(": run")
     assert rows_of(options.output) == ["m"] and recovery_report(options.workspace) == []
     (run,) = list_runs(options.workspace / "madlite_runs")
     assert "run" not in run.record.rows.cells[0], "as they were appended"
-    assert collect_recoverable(options.workspace, options.output) == []
+    assert recover(options.workspace, options.output) == []
 
 
 def test_columns_that_have_no_room_cost_no_row_of_a_run_and_are_named_on_the_screen(planned, monkeypatch):  # noqa: F811

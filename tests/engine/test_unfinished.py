@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 import pytest
 from msgspec.structs import replace
 
-from madlite.batch.collect import collect_recoverable, recover_cut_off
+from madlite.batch.collect import recover
 from madlite.batch.leftovers import Leftover, find_incomplete, find_leftovers, recovery_report, remove
 from madlite.batch.runner import Batch
 from madlite.perfcsv.recorded import rebuild
@@ -165,13 +165,13 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned,
     assert not run.collected and run.record.metrics and left_in(workspace) == []
     told = f"1 run is not collected: {name}. madlite runs collect adds its row"
     assert recovery_report(workspace) == [told]
-    (not_added,) = collect_recoverable(workspace, options.output, begin)
+    (not_added,) = recover(workspace, options.output, begin)
     assert not_added.startswith(f"{name}: not collected: ") and recovery_report(workspace) == [told]
     options.output.rmdir()
-    assert collect_recoverable(workspace, options.output, begin) == [f"{name}: its row was added to perf.csv"]
+    assert recover(workspace, options.output, begin) == [f"{name}: SUCCESS, its row was added to perf.csv"]
     assert options.output.read_text().splitlines()[0].split(",") == [*begin] and len(begin) == columns
     assert rows_of(options.output) == ["m"] and recovery_report(workspace) == []
-    assert collect_recoverable(workspace, options.output) == []
+    assert recover(workspace, options.output) == []
     (run,) = list_runs(workspace / "madlite_runs")
     assert run.record.rows.appended and run.collected and not (run.folder / RUN_JOURNAL).exists()
     assert rebuild(workspace / "again.csv", workspace / "madlite_runs", contract=contract).notes == ()
@@ -186,9 +186,9 @@ def test_a_kill_while_a_row_is_collected_does_not_add_it_twice(planned, monkeypa
     with monkeypatch.context() as patch:
         kill_at(patch, "madlite.store.folder.RunFolder.write_record")
         with pytest.raises(Killed):
-            collect_recoverable(options.workspace, options.output)
+            recover(options.workspace, options.output)
     assert rows_of(options.output) == ["m"]
-    assert len(collect_recoverable(options.workspace, options.output)) == 1 and rows_of(options.output) == ["m"]
+    assert len(recover(options.workspace, options.output)) == 1 and rows_of(options.output) == ["m"]
     assert recovery_report(options.workspace) == []
 
 
@@ -199,14 +199,14 @@ def test_a_row_that_cannot_be_noted_or_whose_file_cannot_be_read_stays_uncollect
     options.output.rmdir()
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "note", lambda folder, entry: "the disk is full")
-        (not_added,) = collect_recoverable(options.workspace, options.output)
+        (not_added,) = recover(options.workspace, options.output)
     assert "not collected: madlite_runs/" in not_added and ": the disk is full (df -h madlite_runs/" in not_added
     options.output.write_text("nonsense\n")
-    (not_added,) = collect_recoverable(options.workspace, options.output)
+    (not_added,) = recover(options.workspace, options.output)
     assert "not collected: " in not_added and "perf.csv" in not_added
     assert options.output.read_text() == "nonsense\n"
     options.output.write_text("model,performance,metric,status\n")
-    (added,) = collect_recoverable(options.workspace, options.output)
+    (added,) = recover(options.workspace, options.output)
     assert "row was added" in added
     assert rows_of(options.output) == ["m"]
 
@@ -221,7 +221,7 @@ def test_a_result_that_neither_file_takes_is_on_the_screen(planned, monkeypatch)
     (text,) = (text for text in said if "no row in" in text)
     assert "it cannot be saved either (No space left on device): [{" in text
     options.output.rmdir()
-    recover_cut_off(options.workspace, options.output)
+    recover(options.workspace, options.output)
     assert rows_of(options.output) == ["m"], "the journal has it"
 
 

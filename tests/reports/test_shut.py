@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from madlite.batch.collect import collect_recoverable
+from madlite.batch.collect import recover
 from madlite.batch.leftovers import end_orphans, find_leftovers, recovery_report
 from madlite.errors import UsageProblem
 from madlite.files import Folder
@@ -109,7 +109,7 @@ def test_a_command_goes_on_past_what_is_shut(place, mode):
     runs.chmod(mode)
     with as_another_user():
         found = find_leftovers(place, environ).leftovers
-        told = [*end_orphans(place, environ), *collect_recoverable(place, place / "perf.csv"), *recovery_report(place)]
+        told = [*end_orphans(place, environ), *recover(place, place / "perf.csv"), *recovery_report(place)]
         known = requested_cards(runs)
     lost = "1 run of an earlier batch never started: lost"
     seen = mode == 0o755 or os.geteuid() != 0

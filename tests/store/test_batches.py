@@ -20,9 +20,9 @@ from madlite.store.batches import (
     interrupted_batches,
     is_batch_running,
     open_unfinished,
+    reported_batches,
     requested_cards,
     study_to_resume,
-    unended_batches,
 )
 from madlite.store.events import EVENTS, BatchEnded, Ended, EventLog, RequestedRun, Started, Submitted, append
 from madlite.store.folder import PLAN
@@ -218,7 +218,7 @@ def test_only_the_study_that_is_resumed_next_is_said_to_be(tmp_path):
     found.close()
     with Folder.open(tmp_path / "madlite_runs") as runs:
         append(runs, BatchEnded(batch=found.id))
-    assert study_to_resume(tmp_path) == "", "the first one was given up when the second one began"
+    assert study_to_resume(tmp_path) == "first"
 
 
 def test_a_batch_that_is_resumed_is_in_the_log_of_the_one_that_resumes_it(tmp_path):
@@ -267,7 +267,7 @@ def test_a_line_of_a_batch_that_was_edited_by_hand_is_no_batch(tmp_path):
     assert open_unfinished(tmp_path) is None and words(tmp_path) == []
 
 
-def test_an_older_batch_is_not_resumed_once_a_later_one_was(tmp_path):
+def test_the_last_batch_is_resumed_first(tmp_path):
     interrupt(tmp_path, "run", "--tags", "first")
     interrupt(tmp_path, "run", "--tags", "second")
     found = open_unfinished(tmp_path)
@@ -278,7 +278,9 @@ def test_an_older_batch_is_not_resumed_once_a_later_one_was(tmp_path):
         for run in THREE:
             batch.end(run.id)
         batch.close()
-    assert open_unfinished(tmp_path) is None
+    older = open_unfinished(tmp_path)
+    assert older is not None and older.command[-1] == "first"
+    older.close()
 
 
 def test_a_study_of_another_command_is_not_resumed_and_named(tmp_path):
@@ -292,10 +294,10 @@ def test_a_study_of_another_command_is_not_resumed_and_named(tmp_path):
 
 
 def reported(workspace: Path) -> list[str]:
-    return [batch.command[-1] for batch in unended_batches(workspace)]
+    return [batch.command[-1] for batch in reported_batches(workspace)]
 
 
-def test_a_batch_is_reported_and_can_be_resumed_until_a_later_one_begins(tmp_path):
+def test_a_batch_is_reported_until_a_later_one_begins(tmp_path):
     with BatchLog(tmp_path, ("run", "--tags", "beside")) as beside:
         beside.request(THREE)
         kill(tmp_path)

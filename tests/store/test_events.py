@@ -23,7 +23,6 @@ from madlite.store.events import (
     Submitted,
     append,
     is_own,
-    read_added,
 )
 from madlite.store.folder import open_runs
 from tests.perfcsv.limits import in_child
@@ -82,22 +81,6 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch):
         with pytest.raises(OSError, match="No space left"):
             add(tmp_path, Started(run="r2"))
     assert (tmp_path / EVENTS).read_bytes() == before
-
-
-def test_what_was_added_since_a_mark_is_read_alone(tmp_path: Path):
-    assert read_added(tmp_path) == events.Added()
-    add(tmp_path, Started(run="r1"))
-    first = read_added(tmp_path)
-    assert [getattr(one, "run", "") for one in first.events] == ["r1"] and not first.restarted
-    add(tmp_path, Started(run="r2"))
-    with (tmp_path / EVENTS).open("ab") as file:
-        file.write(b'{"event":"started","at":"2026","ru')  # a line that is being written
-    second = read_added(tmp_path, first.mark)
-    assert [one.run for one in second.events if isinstance(one, Started)] == ["r2"] and not second.restarted
-    (tmp_path / EVENTS).rename(tmp_path / "old")  # its inode is taken
-    add(tmp_path, Started(run="r9"))
-    third = read_added(tmp_path, second.mark)
-    assert third.restarted and [one.run for one in third.events if isinstance(one, Started)] == ["r9"]
 
 
 def test_runs_with_their_rows_and_record_are_settled(tmp_path: Path):
