@@ -14,7 +14,7 @@ import secrets
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -40,13 +40,12 @@ _CHUNK_BYTES = 1 << 20
 
 
 class ImportedRun(Value, frozen=True):
-    """The outcome of one run of an archive: its id here, and a message; `refused` where it is here as another one."""
+    """The outcome of one run of an archive: its id here, and a message."""
 
     run: PackedRun
     id: str
     message: str
     is_new: bool = False
-    refused: bool = False
 
 
 def import_runs(file: Path, workspace: Path, max_bytes: int) -> tuple[ImportedRun, ...]:
@@ -63,11 +62,11 @@ def import_runs(file: Path, workspace: Path, max_bytes: int) -> tuple[ImportedRu
         with open_runs(workspace, make=True) as runs, _staging_folder(runs) as staging:
             manifest = _unpacked(file, staging, max_bytes)
             with locked_file(runs, IMPORT_LOCK):
-                ids = _Ids(manifest, runs)
+                local, origin = _local_ids(manifest, runs), shown(Path(file.name))
                 for run in manifest.runs:
-                    if not runs.holds(ids.local[run.id]):
-                        _rename_ids(run, ids, staging, file)
-                taken = tuple(_import_run(run, ids, staging, runs, shown(Path(file.name))) for run in manifest.runs)
+                    if not runs.holds(local[run.id]):
+                        _rename_ids(run, local, staging, file)
+                taken = tuple(_import_run(run, local[run.id], staging, runs, origin) for run in manifest.runs)
     except OSError as error:
         raise UsageProblem(f"{shown(file)} cannot be taken in: {error.strerror or error}", f"ls -ld {RUNS}") from error
     finally:
@@ -100,7 +99,7 @@ def _unpacked(file: Path, staging: Folder, max_bytes: int) -> Manifest:
     return manifest
 
 
-def _rename_ids(run: PackedRun, ids: _Ids, staging: Folder, file: Path) -> None:
+def _rename_ids(run: PackedRun, local: Mapping[str, str], staging: Folder, file: Path) -> None:
     """Give the record and the plan of an extracted run the ids that they have here.
 
     Raises:
@@ -108,23 +107,19 @@ def _rename_ids(run: PackedRun, ids: _Ids, staging: Folder, file: Path) -> None:
     """
     with staging.below(run.id) as home:
         try:
-            home.write(RECORD, ids.renamed(home.read(RECORD, LIMIT_BYTES)))
+            home.write(RECORD, _renamed(home.read(RECORD, LIMIT_BYTES), local))
         except ValueError as error:
             what = f"{RECORD} of run {run.id} of {shown(file)} cannot be read: {error}"
             raise UsageProblem(what, HINT) from None
         with suppress(OSError, ValueError):  # a plan that is none, or is not there
-            home.write(PLAN, ids.renamed(home.read(PLAN, LIMIT_BYTES)))
+            home.write(PLAN, _renamed(home.read(PLAN, LIMIT_BYTES), local))
 
 
-def _import_run(run: PackedRun, ids: _Ids, staging: Folder, runs: Folder, origin: str) -> ImportedRun:
+def _import_run(run: PackedRun, local_id: str, staging: Folder, runs: Folder, origin: str) -> ImportedRun:
     """Rename one run into its place, under its id here, unless it is there already."""
-    local_id = ids.local[run.id]
     known_as = "" if local_id == run.id else f" as {local_id}"
     if runs.holds(local_id):
-        if _has_record(run, local_id, staging, runs):
-            return ImportedRun(run=run, id=local_id, message=f"already here{known_as}")
-        message = f"not taken in: a run of this id is here{known_as} with another {RECORD}"
-        return ImportedRun(run=run, id=local_id, message=message, refused=True)
+        return ImportedRun(run=run, id=local_id, message=f"already here{known_as}")
     with staging.below(run.id) as home:
         os.close(home.open_file(LOCK))
         append(runs, RunImported(run=local_id, origin=origin, archived_id=run.first_id or run.id))
@@ -134,42 +129,21 @@ def _import_run(run: PackedRun, ids: _Ids, staging: Folder, runs: Folder, origin
 
 # The ids of runs of an archive, which are made here: what has one of the archive's could be taken for something else.
 
-_ABROAD = (
-    "-imported"  # ends the ids of batches, of studies and of runs that are not in the archive: none made here has it
-)
+_ABROAD = "-imported"  # ends the ids of batches and studies: none made here has it
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-_Path = tuple[str, ...]
-_OF_RUNS: tuple[_Path, ...] = (("id",), ("plan_id",), ("attempt", "next"), ("attempt", "earlier", "*", "run"))
-_OF_GROUPS: tuple[_Path, ...] = (("batch",), ("study", "id"))
-_NAMING_RUNS: tuple[_Path, ...] = (("beside", "*"), ("rows", "cells", "*", "run"))  # and perhaps something else
 
 
-class _Ids:
-    """The ids that the runs of an archive have here: as they were taken in before, or new ones."""
-
-    def __init__(self, manifest: Manifest, runs: Folder) -> None:
-        log = EventLog.read(runs.path)
-        imported = {event.archived_id: event.run for event in log.of(RunImported) if event.archived_id}
-        pruned = {event.run for event in log.of(RunPruned) if event.folder}
-        self.local: dict[str, str] = {}
-        for run in manifest.runs:
-            first = run.first_id or run.id
-            own = first if first in pruned or runs.holds(first) else ""
-            imported[first] = self.local[run.id] = imported.get(first) or own or new_run_id(run.card, _began(run))
-
-    def renamed(self, data: bytes) -> bytes:
-        """Return a record or a plan with the ids that it has here.
-
-        Raises:
-            ValueError: it is no JSON.
-        """
-        return _with_ids(
-            data, lambda name: self.local.get(name) or _abroad(name), _abroad, lambda text: self.local.get(text, text)
-        )
-
-
-def _abroad(name: str) -> str:
-    return _UNSAFE.sub("_", name.removesuffix(_ABROAD)) + _ABROAD
+def _local_ids(manifest: Manifest, runs: Folder) -> dict[str, str]:
+    """Return the ids that the runs of an archive have here: as they were taken in before, or new ones."""
+    log = EventLog.read(runs.path)
+    imported = {event.archived_id: event.run for event in log.of(RunImported) if event.archived_id}
+    pruned = {event.run for event in log.of(RunPruned) if event.folder}
+    local: dict[str, str] = {}
+    for run in manifest.runs:
+        first = run.first_id or run.id
+        own = first if first in pruned or runs.holds(first) else ""
+        imported[first] = local[run.id] = imported.get(first) or own or new_run_id(run.card, _began(run))
+    return local
 
 
 def _began(run: PackedRun) -> datetime | None:
@@ -178,48 +152,29 @@ def _began(run: PackedRun) -> datetime | None:
     return began if began is not None and 2000 <= began.year < 9999 else None
 
 
-def _with_ids(
-    data: bytes, run: Callable[[str], str], group: Callable[[str], str], known: Callable[[str], str]
-) -> bytes:
-    """Return a record or a plan as JSON with other ids of runs, and of batches and studies.
+def _renamed(data: bytes, local: Mapping[str, str]) -> bytes:
+    """Return a record or a plan with the ids that runs of the archive have here, and other batches and studies.
 
     Raises:
         ValueError: it is no JSON.
     """
     try:
-        value = msgspec.json.decode(data)
-        for paths, change in ((_OF_RUNS, run), (_OF_GROUPS, group), (_NAMING_RUNS, known)):
-            for path in paths:
-                _change(value, path, change)
+        value = _with_ids(msgspec.json.decode(data), local)
+        for holder, key in ((value, "batch"), (value.get("study"), "id")):
+            if isinstance(holder, dict) and (name := holder.get(key)):
+                holder[key] = _UNSAFE.sub("_", str(name).removesuffix(_ABROAD)) + _ABROAD
         return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
-    except (msgspec.MsgspecError, RecursionError, OverflowError) as error:
+    except (msgspec.MsgspecError, RecursionError, OverflowError, AttributeError) as error:
         raise ValueError(str(error)) from None
 
 
-def _change(value: Any, path: _Path, change: Callable[[str], str]) -> None:
-    """Change the texts in a JSON value to which a path leads; an empty one names nothing."""
-    first, rest = path[0], path[1:]
-    if first == "*":
-        places: Iterable[Any] = range(len(value)) if isinstance(value, list) else ()
-    else:
-        places = (first,) if isinstance(value, dict) and first in value else ()
-    for place in places:
-        if rest:
-            _change(value[place], rest, change)
-        elif value[place] and isinstance(value[place], str):
-            value[place] = change(value[place])
-
-
-def _has_record(run: PackedRun, local_id: str, staging: Folder, runs: Folder) -> bool:
-    """Return whether the run that is here has a packed run's record, but for ids and what was masked in the archive."""
-    try:
-        packed, own = (
-            _with_ids(folder.read(f"{name}/{RECORD}", LIMIT_BYTES), *[lambda _: ""] * 3)
-            for folder, name in ((staging, run.id), (runs, local_id))
-        )
-    except (OSError, ValueError):
-        return False
-    return packed == own or any(file.masked for file in run.files if file.path == RECORD)
+def _with_ids(value: Any, local: Mapping[str, str]) -> Any:
+    """Return a JSON value with other ids wherever a text is one."""
+    if isinstance(value, str):
+        return local.get(value, value)
+    if isinstance(value, list):
+        return [_with_ids(item, local) for item in value]
+    return {key: _with_ids(item, local) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 @contextmanager

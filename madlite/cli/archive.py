@@ -119,29 +119,26 @@ def _secrets(workspace: Path) -> tuple[str, ...]:
 )
 @dir_option
 @verbose_option
-def import_(file: Path, max_size: int, directory: Path) -> int:
+def import_(file: Path, max_size: int, directory: Path) -> None:
     """Take in the runs of a file that `madlite archive` packed.
 
     Each gets an id that is made here. They are listed as imported, and `show`, `log`, `parse`, `verify` and `reproduce`
     know them, also by the ids that they had; results files stay as they are. A run that is here already is left as it
-    is. One that is here with another content is refused by its name, and the others are taken in.
+    is.
 
     \b
     madlite import sweep.zip
     madlite import sweep.zip --dir ../colleague
-
-    Ends with exit code 3 where a run was refused.
     """
     if not directory.is_dir():
         raise UsageProblem(f"{directory} is no folder", "name the one that the runs are to be in: --dir DIR")
     workspace = Path(os.path.abspath(directory))  # noqa: PTH100 - links stay as they are
     taken = import_runs(file, workspace, max_size)
     for imported in taken:
-        (setup.warn if imported.refused else echo)(f"{imported.run.id}: {imported.message}")
+        echo(f"{imported.run.id}: {imported.message}")
     echo(
         f"{counted(sum(imported.is_new for imported in taken), 'run')} taken in, {counted(len(taken), 'run')} in {file}"
     )
-    return int(ExitCode.RUN_FAILED if any(imported.refused for imported in taken) else ExitCode.OK)
 
 
 _LONGEST = 160  # characters of a value

@@ -233,13 +233,13 @@ def test_imported_runs_are_listed_as_imported_and_are_those_that_were_packed(pla
     assert f"{ONE}: already here" in said(capsys, "import", "x.zip")  # where the runs are from
 
 
-def test_a_run_that_is_here_with_another_content_is_refused_by_name_and_the_others_come(place, capsys):
+def test_a_run_that_is_here_with_another_content_stays_and_the_others_come(place, capsys):
     said(capsys, "archive", "2026*", "-o", "x.zip")
     other = elsewhere(place)
     store(other, ONE, good(ONE, "2026-03-03T03:03:03+00:00"))
     before = (folder(other) / RECORD).read_bytes()
-    text = said(capsys, "import", "x.zip", "--dir", str(other), code=3)
-    assert f"{ONE}: not taken in: a run of this id is here with another record.json" in text
+    text = said(capsys, "import", "x.zip", "--dir", str(other))
+    assert f"{ONE}: already here" in text
     assert f"{TWO}: taken in" in text and (folder(other) / RECORD).read_bytes() == before
 
 
@@ -265,7 +265,7 @@ def test_runs_of_an_archive_name_each_other_and_their_study_by_ids_of_here(place
     assert one is not None and two is not None and two.attempt is not None and one.attempt is not None
     assert (one.attempt.next, two.attempt.earlier[0].run, two.beside) == (two.id, one.id, (one.id, "other"))
     assert one.study is not None and {one.study.id, one.batch} == {f"{STUDY}-imported"}
-    assert two.attempt.next == "20260102T030600-c-000003-imported"  # nothing here can be meant
+    assert two.attempt.next == "20260102T030600-c-000003"
     assert two.rows is not None and two.rows.cells[0]["run"] == two.id
     before = tree(other / "madlite_runs")
     assert "0 runs taken in" in said(capsys, "import", "x.zip", "--dir", str(other))
