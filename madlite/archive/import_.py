@@ -24,7 +24,6 @@ import msgspec
 
 from madlite.archive.pack import HINT, MANIFEST, Manifest, PackedRun, read_manifest, rendered_files, why_no_file
 from madlite.archive.pack import LIMIT_BYTES as MANIFEST_BYTES
-from madlite.batch.leftovers import IMPORT_LOCK, IMPORTED, IMPORTED_LOCK
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, open_plain, shown, write_all
 from madlite.model import Value
@@ -37,6 +36,8 @@ from madlite.store.record import LIMIT_BYTES, load_record
 from madlite.text import size_text
 
 _CHUNK_BYTES = 1 << 20
+_LOCK, _STAGED = ".import.lock", ".import-"  # of imports; of the folders into which archives are unpacked
+_STAGED_LOCK = ".lock"  # in such a folder
 
 
 class ImportedRun(Value, frozen=True):
@@ -61,7 +62,7 @@ def import_runs(file: Path, workspace: Path, max_bytes: int) -> tuple[ImportedRu
     try:
         with open_runs(workspace, make=True) as runs, _staging_folder(runs) as staging:
             manifest = _unpacked(file, staging, max_bytes)
-            with locked_file(runs, IMPORT_LOCK):
+            with locked_file(runs, _LOCK):
                 local, origin = _local_ids(manifest, runs), shown(Path(file.name))
                 for run in manifest.runs:
                     if not runs.holds(local[run.id]):
@@ -180,14 +181,14 @@ def _with_ids(value: Any, local: Mapping[str, str]) -> Any:
 @contextmanager
 def _staging_folder(runs: Folder) -> Iterator[Folder]:
     """Make a folder for what is extracted, locked until it is removed; those that a killed import left go first."""
-    name = f"{IMPORTED}{secrets.token_hex(8)}"
+    name = f"{_STAGED}{secrets.token_hex(8)}"
     with ExitStack() as opened:
-        with locked_file(runs, IMPORT_LOCK):
+        with locked_file(runs, _LOCK):
             for left in os.listdir(runs.fd):  # noqa: PTH208 - of the open folder
-                if left.startswith(IMPORTED) and not is_locked(runs.path / left / IMPORTED_LOCK):
+                if left.startswith(_STAGED) and not is_locked(runs.path / left / _STAGED_LOCK):
                     runs.remove_tree(left)
             staging = opened.enter_context(runs.below(name, new=True))
-            opened.enter_context(locked_file(staging, IMPORTED_LOCK))
+            opened.enter_context(locked_file(staging, _STAGED_LOCK))
         try:
             yield staging
         finally:
@@ -197,7 +198,7 @@ def _staging_folder(runs: Folder) -> Iterator[Folder]:
 
 def _unmake(runs: Path) -> None:
     """Remove the folder of runs where nothing was taken in: the working folder is as it was."""
-    for name in (".gitignore", IMPORT_LOCK):
+    for name in (".gitignore", _LOCK):
         with suppress(OSError):
             (runs / name).unlink()
     with suppress(OSError):

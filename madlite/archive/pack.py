@@ -197,14 +197,10 @@ def why_not_packed(run: StoredRun) -> str:
     return ""
 
 
-def pack(
-    runs: Iterable[StoredRun], file: Path, secrets: Sequence[str], max_file_bytes: int, *, binary: bool = False
-) -> tuple[Manifest, int]:
+def pack(runs: Iterable[StoredRun], file: Path, secrets: Sequence[str], max_file_bytes: int) -> tuple[Manifest, int]:
     """Write runs into a new archive, and return its manifest and its size.
 
     `secrets` are masked in every file, and whatever is one by its shape or its name.
-
-    With `binary` also results that by their content are no text, in which such a secret may not be found.
 
     Raises:
         UsageProblem: the file is there, cannot be written or has no name of an archive, or a run has no record.
@@ -214,7 +210,7 @@ def pack(
     _check_name(file)
     try:
         with tempfile.TemporaryFile(dir=file.parent) as spool:
-            files = _Spool(spool, secrets, binary=binary)
+            files = _Spool(spool, secrets)
             in_order = sorted(runs, key=lambda run: run.folder.name)
             packed = tuple(_pack_run(run, files, max_file_bytes) for run in in_order)
             manifest = Manifest(format=FORMAT, madlite=__version__, runs=packed)
@@ -270,8 +266,8 @@ def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
 class _Spool:
     """The masked content of the files, one after another, in a file without a name: a kill leaves nothing of it."""
 
-    def __init__(self, file: BinaryIO, secrets: Sequence[str], *, binary: bool = False) -> None:
-        self._file, self._secrets, self._binary = file, tuple(secrets), binary
+    def __init__(self, file: BinaryIO, secrets: Sequence[str]) -> None:
+        self._file, self._secrets = file, tuple(secrets)
         self.text = Redactor(self._secrets).text
 
     def add(self, home: Folder, omitted: LeftOut) -> PackedFile:
@@ -294,7 +290,7 @@ class _Spool:
 
     def _copy(self, fd: int, omitted: LeftOut) -> PackedFile:
         before, after, size, masks = hashlib.sha256(), hashlib.sha256(), 0, 0
-        check = None if self._binary or omitted.path in WRITTEN else _text_check(omitted.path)
+        check = None if omitted.path in WRITTEN else _text_check(omitted.path)
         for original, masked in self._pieces(fd, omitted):
             if check is not None:
                 check(original)
@@ -348,7 +344,7 @@ def _text_check(path: str) -> Callable[[bytes], None]:
         except UnicodeDecodeError:
             is_text = False
         if not is_text:
-            raise OSError(errno.EILSEQ, "it cannot be read as text: --binary", path)
+            raise OSError(errno.EILSEQ, "it cannot be read as text", path)
 
     return check
 

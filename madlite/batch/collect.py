@@ -195,7 +195,7 @@ def named_file(folder: Path, workspace: Path, output: Path) -> Path | None:
     It may be the first run of its file, which then is not there yet.
     """
     named = read_run(folder).file
-    return target_of(named, workspace, output, may_be_new=True) if named else None
+    return target_of(named, workspace, output) if named else None
 
 
 def cut_off_runs(workspace: Path, *, with_file: bool = True, of_other_hosts: bool = False) -> tuple[Path, ...]:

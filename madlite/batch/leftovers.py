@@ -76,7 +76,7 @@ def appended_rows(workspace: Path, after: str | None = None) -> list[RunRows]:
     return certain
 
 
-def target_of(name: str, workspace: Path, output: Path, *, may_be_new: bool = False) -> Path | None:
+def target_of(name: str, workspace: Path, output: Path) -> Path | None:
     """Return the file of rows by their `path`; None where a command may not write to it.
 
     Other files than the `output` have to be results files of the working folder, or of a new one.
@@ -85,7 +85,7 @@ def target_of(name: str, workspace: Path, output: Path, *, may_be_new: bool = Fa
         return output
     path = workspace / name
     inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(workspace))
-    is_new = may_be_new and (not os.path.lexists(path) or (path.is_file() and not path.stat().st_size))
+    is_new = not os.path.lexists(path) or (path.is_file() and not path.stat().st_size)
     return path if inside and (is_new or is_results_file(path)) else None
 
 
@@ -165,8 +165,6 @@ def _first(names: list[str]) -> str:
 
 OWN = "run_directory"  # a name that MAD and madlite alone use
 CLONE_MARK = ".git/madlite"
-IMPORT_LOCK, IMPORTED, IMPORTED_LOCK = ".import.lock", ".import-", ".lock"
-"""The lock of imports, what the name of a folder begins with into which an archive is unpacked, and the lock in it."""
 
 
 def remove_run_files(folder: Path) -> None:
@@ -237,7 +235,7 @@ class Leftovers(Value, frozen=True):
 def find_leftovers(workspace: Path, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> Leftovers:
     """Return everything that `clean` deals with: what still runs, and what is on the disk of the workspace."""
     found = find_running(workspace, environ, runtimes)
-    stored = (*_runs(workspace), *_studies(workspace), *_files(workspace))
+    stored = (*_runs(workspace), *_studies(workspace), *_folders(workspace))
     return replace(found, leftovers=(*found.leftovers, *stored))
 
 
@@ -492,24 +490,13 @@ def clean_run(path: Path, row: str) -> str | None:
         return folder.note(RunEntry(at=now(), cleaned=row)) or None
 
 
-def _files(workspace: Path) -> Iterator[Leftover]:
-    for folder in _half_removed(workspace / RUNS):
-        yield Leftover(kind="folder", run_id=NO_RUN, text=str(folder), handle=str(folder))
+def _folders(workspace: Path) -> Iterator[Leftover]:
+    """Yield the folders that a killed removal of runs, or a check of a cluster, left."""
     for folder in real_folders(workspace / RUNS):
-        if folder.name.startswith(CHECK_PREFIX) and not is_locked(folder / CHECK_REQUEST, unknown=True):
-            text = f"{folder}, of a check of a cluster"
+        is_check = folder.name.startswith(CHECK_PREFIX) and not is_locked(folder / CHECK_REQUEST, unknown=True)
+        if is_check or folder.name.startswith(REMOVED):
+            text = f"{folder}{', of a check of a cluster' if is_check else ''}"
             yield Leftover(kind="folder", run_id=NO_RUN, text=text, handle=str(folder))
-
-
-def _half_removed(runs: Path) -> Iterator[Path]:
-    """Yield the folders that a killed import or removal of runs left."""
-    for folder in real_folders(runs):
-        if folder.name.startswith(REMOVED):
-            yield folder
-        elif folder.name.startswith(IMPORTED):  # one that is not locked yet is made under the lock of imports
-            locks = (runs / IMPORT_LOCK, folder / IMPORTED_LOCK)
-            if not any(is_locked(lock, unknown=True) for lock in locks):
-                yield folder
 
 
 RESUME = "madlite run --resume goes on with it"
@@ -525,9 +512,9 @@ def recovery_report(workspace: Path, resumed: str = "", told: Iterable[str] = ()
         *incomplete_text(run for run in find_incomplete(workspace) if run.folder.name not in known),
         *(f"{name}: {text}" for name, text in still_running(workspace).items()),
         *(
-            f"{text}{f'. {RESUME}' if batch.is_resumable else ''}"
+            f"{batch.message}{f'. {RESUME}' if batch.is_resumable else ''}"
             for batch in reported_batches(workspace)
-            for text in batch.messages
+            if batch.message
         ),
         *(
             f"study {name} was cut off and its caches are left. madlite clean --yes removes them"

@@ -38,11 +38,8 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
 @click.option("--status", default="", metavar="WORD", help="As for madlite runs.")
 @click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="What is written: x.zip.")
 @click.option("--max-file", type=SIZE, default=256 << 20, metavar="SIZE", help="Largest file.  [default: 256M]")
-@click.option("--binary", is_flag=True, help="Also pack results that cannot be read as text: secrets may be in them.")
 @folder_options
-def command(
-    run: tuple[str, ...], of: str, status: str, output: Path, max_file: int, binary: bool, directory: Path
-) -> None:
+def command(run: tuple[str, ...], of: str, status: str, output: Path, max_file: int, directory: Path) -> None:
     """Pack runs into one file, without secrets and weights.
 
     RUN is the id of a run, a part or a pattern of it, last, or last~1. Packed are record, plan, rendered files, log,
@@ -56,7 +53,7 @@ def command(
     """
     runs = runs_folder(directory)
     chosen = _choose(runs, run, of, status)
-    manifest, size = pack(chosen, output, _secrets(runs.parent), max_file, binary=binary)
+    manifest, size = pack(chosen, output, _secrets(runs.parent), max_file)
     for packed in manifest.runs:
         echo(*_lines(packed))
     what = f"{counted(len(manifest.runs), 'run')}, {counted(len(manifest.sizes()), 'file')}"

@@ -157,7 +157,7 @@ def unfinished(workspace: Path, *, failed: bool = False) -> LoggedBatch:
         return batch
     what = "--resume: no batch of this folder was killed or interrupted"
     searches = [batch for batch in interrupted_batches(workspace) if not batch.is_resumable]
-    if others := [batch.command for batch in searches if batch.messages]:
+    if others := [batch.command for batch in searches if batch.message]:
         said = shell_line(("madlite", *others[-1]))
         raise UsageProblem(f"{what}, only {said}", f"it goes on by its own command: madlite {others[-1][0]} --help")
     cluster = named_cluster({})

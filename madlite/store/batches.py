@@ -31,7 +31,6 @@ from madlite.store.events import (
     JobEvent,
     Requested,
     RequestedRun,
-    Started,
     StudyStarted,
     Submitted,
     append,
@@ -48,8 +47,8 @@ def _lock_name(batch_id: str) -> str:
 class LoggedBatch:
     """A batch as the event log has it; a command that goes on with it has its `lock`.
 
-    `requested` are all of its runs, `ended` the ids of those that have a row or get none; of the others that have no
-    folder either, some were never started, and some `begun`.  `failed` where its failed runs are to be run again, too.
+    `requested` are all of its runs, `ended` the ids of those that have a row or get none, and `never_started` the
+    others that have no folder either.  `failed` where its failed runs are to be run again, too.
     """
 
     def __init__(self, runs: Path, batch_id: str, log: EventLog, lock: int = -1, *, failed: bool = False) -> None:
@@ -62,14 +61,8 @@ class LoggedBatch:
         self.requested = tuple({run.id: run for requested in asked for run in requested.runs}.values())
         self.ended = frozenset(event.run for event in events if isinstance(event, Ended))
         self.is_over = any(isinstance(event, BatchEnded) for event in events)
-        left = [
-            requested
-            for requested in self.requested
-            if requested.id not in self.ended and not _has_folder(runs, requested.id)
-        ]
-        started = frozenset(log.ids(Started)) if left else frozenset()
-        self.never_started = tuple(requested for requested in left if requested.id not in started)
-        self.begun = tuple(requested for requested in left if requested.id in started)
+        left = (run for run in self.requested if run.id not in self.ended)
+        self.never_started = tuple(run for run in left if not _has_folder(runs, run.id))
 
     @property
     def is_resumable(self) -> bool:
@@ -82,15 +75,12 @@ class LoggedBatch:
         return not self.ended.issuperset(requested.id for requested in self.requested)
 
     @property
-    def messages(self) -> tuple[str, ...]:
-        """The warnings that the next command shows."""
-        messages = []
-        if self.never_started:
-            runs = f"{len(self.never_started)} run{'s' if len(self.never_started) > 1 else ''} of an earlier batch"
-            messages.append(f"{runs} never started: {_names(self.never_started)}")
-        if self.begun:
-            messages.append(f"cut off without a row, of an earlier batch: {_names(self.begun)}")
-        return tuple(messages)
+    def message(self) -> str:
+        """What the next command says of it; "" where all of its runs have a folder."""
+        if not self.never_started:
+            return ""
+        runs = f"{len(self.never_started)} run{'s' if len(self.never_started) > 1 else ''} of an earlier batch"
+        return f"{runs} never started: {', '.join(run.card for run in self.never_started)}"
 
     def close(self) -> None:
         """Release the lock, whose file a batch that is over does not have."""
@@ -273,18 +263,8 @@ def _claimed(runs: Path, batch_id: str, log: EventLog | None = None, *, failed: 
         return None
 
 
-def requested_cards(runs: Path) -> dict[str, str]:
-    """Return the cards of runs that have no record yet, by id: of running commands and of those that were cut off."""
-    log = EventLog.read(runs)
-    events = (event for name in _not_ended(log) for event in log.about(name))
-    return {run.id: run.card for event in events if isinstance(event, Requested) for run in event.runs}
-
-
 def interrupted_batches(workspace: Path) -> tuple[LoggedBatch, ...]:
-    """Return the batches of a workspace whose madlite is gone and that have not ended, oldest first.
-
-    One whose runs all have folders has no messages.
-    """
+    """Return the batches of a workspace whose madlite is gone and that have not ended, oldest first."""
     runs = workspace / RUNS
     log = EventLog.read(runs)
     left = (name for name in _not_ended(log) if not is_locked(runs / _lock_name(name), unknown=True))
@@ -317,10 +297,6 @@ def is_batch_running(runs: Path) -> bool:
 def _has_folder(runs: Path, run_id: str) -> bool:
     """Return whether a run has a folder with files of its own."""
     return "/" not in run_id and is_run(runs / run_id)
-
-
-def _names(runs: Iterable[RequestedRun]) -> str:
-    return ", ".join(requested.card for requested in runs)
 
 
 # The folder of a study in the folder of runs: the caches of its runs while it goes on, and what it came to.

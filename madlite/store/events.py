@@ -235,7 +235,7 @@ class EventLog:
     def settled_runs(self) -> frozenset[str]:
         """Return the runs that have their rows and record for certain: no command looks for what is left of them."""
         of_jobs = (job_ended.run for job_ended in self.of(JobEnded))
-        settled = frozenset((*self.ids(Ended), *of_jobs)).difference(_texts(_WITHOUT_FILE, self._data))
+        settled = frozenset((*self.ids(Ended), *of_jobs))
         unrecorded = _decoded(_lines_with(self._data, b'"unrecorded":true'))
         return settled.difference(event.run for event in unrecorded if isinstance(event, Ended))
 
@@ -268,19 +268,10 @@ def _runs_of(event: Event) -> tuple[str, ...]:
     return event.runs if isinstance(event, Submitted) else ()
 
 
-_WITHOUT_FILE = (
-    rb'\{"event":"started","at":"[^"]*","run":("[^"\\]*(?:\\.[^"\\]*)*")\}'  # whose result is to be collected
-)
-
-
 def _ids_of(kind: type[Event], data: bytes) -> list[str]:
     tag = str(kind.__struct_config__.tag)
     # quotes in texts are escaped, so this is a line's beginning alone
     pattern = rb'\{"event":"%s","at":"[^"]*","[a-z_]+":("[^"\\]*(?:\\.[^"\\]*)*")' % tag.encode()
-    return _texts(pattern, data)
-
-
-def _texts(pattern: bytes, data: bytes) -> list[str]:
     return [_text(found) for found in re.findall(pattern, data)]
 
 

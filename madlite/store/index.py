@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from madlite.plan.inputs import RUNS
-from madlite.store.batches import interrupted_batches
 from madlite.store.folder import RECORD, is_run
 from madlite.store.record import NotedRuns, Record
 
@@ -228,7 +226,7 @@ class IndexFile:
 
     def _refresh(self) -> Refreshed:
         now = time.time()
-        names, missing = _scan(self.folder)
+        names = _scan(self.folder)
         noted = NotedRuns(self.folder)  # behind it: a run that is imported has its line before its folder is there
         checked = self.use(lambda connection: _get_meta(connection, "checked"))
         is_full = not checked or not 0 <= now - float(checked) < CHECK_S
@@ -236,10 +234,9 @@ class IndexFile:
         looked_at = names if is_full else names - (known.keys() - self.use(_unsettled))
         stamps = _stamps_of(self.folder, looked_at)
         no_runs = {name for name in looked_at if stamps[name] is None and not is_run(self.folder / name)}
-        no_runs -= missing
         changed = [name for name in looked_at if stamps[name] is None or stamps[name] != known.get(name)]
-        changed = sorted({*changed, *missing, *(self.use(_stale(noted)) & names)} - no_runs)
-        there = {*names, *missing} - no_runs
+        changed = sorted({*changed, *(self.use(_stale(noted)) & names)} - no_runs)
+        there = names - no_runs
         for part in _parts(changed):
             self._read(part, stamps, noted)
         gone = known.keys() - there
@@ -395,23 +392,13 @@ def _set_meta(connection: sqlite3.Connection, name: str, value: str) -> None:
 # What is there.
 
 
-def _scan(runs: Path) -> tuple[set[str], set[str]]:
-    """Return the names of the folders, and the runs that a kill kept from having one, which their batch names."""
+def _scan(runs: Path) -> set[str]:
+    """Return the names of the folders."""
     try:
         with os.scandir(runs) as entries:
-            every = list(entries)
+            return {entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and is_text(entry.name)}
     except OSError:
-        return set(), set()
-    found = {entry.name for entry in every if entry.is_dir(follow_symlinks=False) and is_text(entry.name)}
-    has_batch = any(entry.name.startswith(".batch-") for entry in every if entry.name not in found)
-    if not has_batch or runs.name != RUNS:
-        return found, set()
-    return found, {
-        requested.id
-        for batch in interrupted_batches(runs.parent)
-        for requested in batch.begun
-        if "/" not in requested.id
-    }
+        return set()
 
 
 def _stamps_of(runs: Path, names: Iterable[str]) -> dict[str, str | None]:

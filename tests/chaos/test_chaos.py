@@ -52,7 +52,6 @@ def test_a_seed_is_the_same_round_every_time_and_the_twenty_hold_what_they_shoul
         ("warning: 1 earlier run was cut off: r-c0quick-ad2ee4 (its row is in perf.csv)", True, False),
         ("warning: 1 earlier run was cut off: r-c0quick-ad2ee4 (whether its row is in perf.csv can", False, False),
         ("warning: 2 runs of an earlier batch never started: c1multi, c0quick. madlite clean --yes", False, True),
-        ("warning: cut off without a row, of an earlier batch: c0quick. madlite clean --yes", False, True),
         ("run       20261121T162857-c1quick-ad2ee4  unfinished, no row, /c0quick", False, False),
     ],
 )

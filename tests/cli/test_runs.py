@@ -99,7 +99,7 @@ def test_runs_that_go_on_were_cut_off_or_cannot_be_read_are_told_apart(place, ca
     assert "record.json" in said(capsys, "show", "000005")
 
 
-def test_a_run_whose_command_was_killed_before_it_had_a_folder_is_cut_off_and_not_in_doubt(place, capsys):
+def test_a_run_whose_command_was_killed_before_it_had_a_folder_never_started(place, capsys):
     run = place / "madlite_runs/20260102T030405-a-000001"
     lost = "20260103T000000-c-000003"
     with Folder.open(run.parent) as runs:
@@ -108,8 +108,9 @@ def test_a_run_whose_command_was_killed_before_it_had_a_folder_is_cut_off_and_no
         os.close(runs.create(".batch-b.lock"))  # as a kill leaves it
     assert call(["runs"]) == 0
     told = capsys.readouterr()
-    (line,) = [line for line in told.out.splitlines() if "000003" in line]
-    assert "CUT OFF  " in line and "cannot be trusted: 20260103" not in told.err, told
+    assert (
+        "000003" not in told.out and "1 run of an earlier batch never started: c. madlite run --resume" in told.err
+    ), told
 
 
 def test_an_export_has_no_formula_and_keeps_numbers(place, capsys):

@@ -19,7 +19,6 @@ from madlite.model import Status
 from madlite.perfcsv.recorded import rebuild
 from madlite.reports.log import read_log
 from madlite.reports.runs import UNREADABLE, find_run, list_runs, open_run, runs_folder
-from madlite.store.batches import requested_cards
 from madlite.store.events import Requested, RequestedRun, append
 from madlite.store.folder import PLAN, RECORD, RunRows, claim_model_dir, lock_name, unfinished
 from madlite.store.record import Record, record_json
@@ -110,11 +109,10 @@ def test_a_command_goes_on_past_what_is_shut(place, mode):
     with as_another_user():
         found = find_leftovers(place, environ).leftovers
         told = [*end_orphans(place, environ), *recover(place, place / "perf.csv"), *recovery_report(place)]
-        known = requested_cards(runs)
     lost = "1 run of an earlier batch never started: lost"
     seen = mode == 0o755 or os.geteuid() != 0
     assert not [one.text for one in found if one.run_id == "-"]
-    assert told == ([f"{lost}. madlite run --resume goes on with it"] if seen else []) and bool(known) is seen
+    assert told == ([f"{lost}. madlite run --resume goes on with it"] if seen else [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="two users are needed")

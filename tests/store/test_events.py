@@ -85,7 +85,7 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch):
 
 def test_runs_with_their_rows_and_record_are_settled(tmp_path: Path):
     add(tmp_path, Started(run="r1", file="perf.csv"), Started(run="r2", file="perf.csv"), Started(run="r3"))
-    add(tmp_path, Ended(run="r1", batch="b"), Ended(run="r2", batch="b", unrecorded=True), Ended(run="r3", batch="b"))
+    add(tmp_path, Ended(run="r1", batch="b"), *(Ended(run=name, batch="b", unrecorded=True) for name in ("r2", "r3")))
     add(tmp_path, JobEnded(submission="s", run="r4", how="SUCCESS"))
     assert EventLog.read(tmp_path).settled_runs() == {"r1", "r4"}, "r3's result is to be collected"
 
