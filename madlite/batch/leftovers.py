@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
@@ -32,7 +31,7 @@ from madlite.perfcsv.recorded import NO_ROW, are_in_file
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.store.batches import cut_off_studies, has_caches, remove_study, reported_batches
-from madlite.store.events import EventLog, Started, now
+from madlite.store.events import EventLog, now
 from madlite.store.folder import (
     CHECK_PREFIX,
     CHECK_REQUEST,
@@ -146,14 +145,9 @@ def planted_text(workspace: Path) -> list[str]:
     found = [run.folder.name for run in others if run.state == "cut off" or run.journal.rows is not None]
     if not found:
         return []
-    why = "(not in the event log of this folder): left alone"
-    # one of a run that the log has may be a copy with the only row
-    if len(found) == 1 and found[0] not in EventLog.read(workspace / RUNS).ids(Started):
-        part = f"{RUNS}/{found[0]}"
-        return [f"{part} looks like a run that madlite did not make {why}; rm -r {shlex.quote(part)} removes it"]
     look = "look like runs" if len(found) > 1 else "looks like a run"
     names = _first([f"{RUNS}/{name}" for name in found])
-    return [f"{names} {look} that madlite did not make {why}, no row of it is taken"]
+    return [f"{names} {look} that madlite did not make (not in the event log of this folder): left alone"]
 
 
 def _first(names: list[str]) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.batch.attempts import has_micro_batch
-from madlite.batch.resume import Resumption, find_standing, is_finished, resume
+from madlite.batch.resume import Resumption, is_finished, resume
 from madlite.batch.runner import BatchRuns
 from madlite.cli import setup
 from madlite.cli.arguments import MANIFEST, closing_lines
@@ -238,11 +238,6 @@ def resumed(
         if result is not None and result.status is Status.FAILURE:
             screen.failed_before(planned_run.plan.card.name, result.code)
     return found
-
-
-def left_by(before: LoggedBatch | None, workspace: Path) -> Collection[Path]:
-    """Return the folders of the attempts of a batch that are followed by another one, where it is resumed."""
-    return find_standing(before, workspace).values() if before is not None else ()
 
 
 # What a batch of runs leaves beside its rows: the manifest, and on request a summary, or no entry files.

@@ -88,14 +88,8 @@ def _places() -> tuple[Path, Path]:
 
 def own_lease_folder(environ: Mapping[str, str]) -> Path:
     """Return the folder for leases of this user that the one for all users refuses."""
-    runtime = Path(environ.get("XDG_RUNTIME_DIR") or "-")
-    if runtime.is_absolute() and runtime.is_dir():
-        return runtime / _NAME / "leases"
-    return (
-        Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~", ".cache")).expanduser()
-        / _NAME
-        / "leases"
-    )
+    cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~", ".cache")
+    return Path(cache).expanduser() / _NAME / "leases"
 
 
 def lease_names(gpus: Sequence[Gpu]) -> dict[int, str]:

@@ -88,7 +88,7 @@ def test_the_next_run_ends_what_goes_on_of_a_run_that_has_its_row_by_then(killed
 def test_clean_writes_it_and_the_batch_can_still_be_resumed(killed):
     listed = killed.madlite("clean").stdout
     assert "unfinished, no row" in listed and table(killed, "nightly.csv") == []
-    assert "madlite clean --yes ends this and adds its FAILURE row to nightly.csv" in listed, listed
+    assert "madlite clean --yes removes this, and adds the row of a run that was cut off" in listed, listed
     done = killed.madlite("clean", "--yes")
     assert "FAILURE [interrupted], it was cut off; its row was added to nightly.csv" in done.stdout, done.stdout
     assert table(killed, "nightly.csv") == [("a", "FAILURE")] and "nothing is left" in killed.madlite("clean").stdout

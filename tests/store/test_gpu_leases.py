@@ -261,8 +261,8 @@ def test_a_file_that_is_removed_again_and_again_hangs_nobody(folder, monkeypatch
 
 
 def test_one_s_own_folder_is_of_the_session_or_the_home(tmp_path):
-    assert own_lease_folder({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "madlite/leases"
-    assert own_lease_folder({"XDG_RUNTIME_DIR": "/none", "HOME": "/h"}) == Path("/h/.cache/madlite/leases")
+    assert own_lease_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "madlite/leases"
+    assert own_lease_folder({"HOME": "/h"}) == Path("/h/.cache/madlite/leases")
 
 
 def test_a_folder_in_use_is_locked_against_who_cleans_by_age(folder):
