@@ -57,8 +57,6 @@ def import_runs(file: Path, workspace: Path, max_bytes: int) -> tuple[ImportedRu
             runs has; nothing of it is left.
     """
     check_runs_folder(workspace)
-    made = not os.path.lexists(workspace / RUNS)
-    taken: tuple[ImportedRun, ...] = ()
     try:
         with open_runs(workspace, make=True) as runs, _staging_folder(runs) as staging:
             manifest = _unpacked(file, staging, max_bytes)
@@ -67,13 +65,9 @@ def import_runs(file: Path, workspace: Path, max_bytes: int) -> tuple[ImportedRu
                 for run in manifest.runs:
                     if not runs.holds(local[run.id]):
                         _rename_ids(run, local, staging, file)
-                taken = tuple(_import_run(run, local[run.id], staging, runs, origin) for run in manifest.runs)
+                return tuple(_import_run(run, local[run.id], staging, runs, origin) for run in manifest.runs)
     except OSError as error:
         raise UsageProblem(f"{shown(file)} cannot be taken in: {error.strerror or error}", f"ls -ld {RUNS}") from error
-    finally:
-        if made and not any(imported.is_new for imported in taken):
-            _unmake(workspace / RUNS)
-    return taken
 
 
 def _unpacked(file: Path, staging: Folder, max_bytes: int) -> Manifest:
@@ -194,15 +188,6 @@ def _staging_folder(runs: Folder) -> Iterator[Folder]:
         finally:
             with suppress(OSError):
                 runs.remove_tree(name)
-
-
-def _unmake(runs: Path) -> None:
-    """Remove the folder of runs where nothing was taken in: the working folder is as it was."""
-    for name in (".gitignore", _LOCK):
-        with suppress(OSError):
-            (runs / name).unlink()
-    with suppress(OSError):
-        runs.rmdir()
 
 
 def unpack(file: Path, into: Folder, max_bytes: int) -> Manifest:
