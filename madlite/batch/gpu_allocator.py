@@ -1,6 +1,8 @@
 """The GPUs of this machine as one batch has them: which it can get, and what keeps it from the others.
 
-What a dead owner of a lease still has running is found by anybody who sees its processes, also another user's.
+What a dead owner of a lease still has running is found by anybody on the machine, also where it is another user.  Who
+does not see its processes cannot know: in another container than the owner's, or where /proc shows others' to nobody
+(hidepid).  Then the lease is the owner's until somebody says that nothing is left.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.files import exists
-from madlite.machine.processes import RUN_MARK, user_name
+from madlite.machine.host import read_file
+from madlite.machine.processes import RUN_MARK, opened, sees_all_processes, user_name
 from madlite.model import Gpu, Value
 from madlite.platforms.host import supervisor
 from madlite.store.events import now
 from madlite.store.gpu_leases import GpuLease, LeaseFolder, LeaseHolder, LeaseState, lease_names
 
 _SUPERVISOR = "/".join(Path(supervisor.__file__).parts[-2:]).encode()  # of whatever installation
+_BOOT = "sys/kernel/random/boot_id"
+UNSEEN = "perhaps processes that cannot be seen from here"
 _CONTAINER = re.compile(r"[0-9a-f]{12,64}")  # an id of docker's or podman's
 
 
@@ -48,6 +53,42 @@ def _left_by(state: LeaseState) -> str:
     return remains_of(state.holder) if state.holder is not None and not state.locked else ""
 
 
+def clear_leases(folder: Path, run_id: str) -> None:
+    """Take the name of a run that is known to have nothing running any more out of leases that nobody holds.
+
+    Raises:
+        UsageProblem: the folder, or a file of it, cannot be used.
+    """
+    if not folder.is_symlink() and not exists(folder):
+        return
+    with closing(LeaseFolder(folder)) as leases:
+        for state in leases.states(leases.names()):
+            if not state.locked and state.holder is not None and state.holder.run == run_id:
+                leases.clear(state.name)
+
+
+def clear_unseen(folder: Path, gpus: Iterable[int], states: Mapping[int, tuple[LeaseState, str]]) -> None:
+    """Free GPUs of dead owners whose processes cannot be seen from here; `states` are those of `lease_states`.
+
+    Raises:
+        UsageProblem: one is not there, is held, or what keeps it can be seen; none was freed.
+    """
+    names = []
+    for gpu in gpus:
+        if gpu not in states:
+            raise UsageProblem(
+                f"--clear {gpu}: there is no GPU {gpu} here", "madlite doctor --gpus lists those that are"
+            )
+        state, left = states[gpu]
+        if state.locked or state.problem or left not in ("", UNSEEN):
+            raise UsageProblem(f"--clear {gpu}: it is {lease_text(state, left)}", "only what cannot be seen is cleared")
+        names += [state.name] if left else []
+    if names:
+        with closing(LeaseFolder(folder)) as leases:
+            for name in names:
+                leases.clear(name)
+
+
 def lease_facts(gpus: Iterable[Gpu], states: Mapping[int, tuple[LeaseState, str]]) -> Iterator[dict[str, object]]:
     """Yield the state of each GPU's lease for programs."""
     for gpu in gpus:
@@ -65,18 +106,52 @@ def lease_text(state: LeaseState, left: str) -> str:
         since = f", since {state.holder.since}" if state.holder is not None and state.holder.since else ""
         return f"held by {holder_text(state.holder)}{since}"
     if left and state.holder is not None:
-        return f"held by {left}, left by {holder_text(state.holder)}; madlite clean --everywhere --yes ends it"
+        ends = "madlite clean --everywhere --yes ends it"
+        if left == UNSEEN:
+            ends = "the same command where it ran, or --clear GPU once they have ended"
+        return f"held by {left}, left by {holder_text(state.holder)}; {ends}"
     return "free"
 
 
+def process_table(proc: Path = Path("/proc")) -> str:
+    """Return which table of processes is seen here: of this start of the machine and this namespace; "" if unknown."""
+    try:
+        namespace = str((proc / "self/ns/pid").readlink())
+    except OSError:
+        return ""
+    return f"{read_file(proc / _BOOT)} {namespace}"
+
+
 def remains_of(holder: LeaseHolder, proc: Path = Path("/proc")) -> str:
-    """Return what is seen of a dead owner's run, as text; "" where nothing is left, and the GPU is free.
+    """Return what a lease's dead owner still has running, as text; "" where nothing is left, and the GPU is free.
+
+    Where its processes would not be seen from here that is `UNSEEN`.
+    """
+    if not holder.run or _is_of_an_earlier_start(holder, proc):
+        return ""
+    return _found(holder, proc) or ("" if _would_be_seen(holder, proc) else UNSEEN)
+
+
+def _is_of_an_earlier_start(holder: LeaseHolder, proc: Path) -> bool:
+    boot = holder.table.partition(" ")[0]
+    return bool(boot) and boot != read_file(proc / _BOOT)
+
+
+def _would_be_seen(holder: LeaseHolder, proc: Path) -> bool:
+    is_same_table = bool(holder.table) and holder.table == process_table(proc)
+    if sees_all_processes(proc) or (is_same_table and holder.pid == os.getpid()):  # whose runtime has ended them
+        return True
+    is_container = bool(_CONTAINER.fullmatch(holder.handle))  # its engine may be outside of the one that we are in
+    shows_others = bool(read_file(proc / "1/stat"))
+    return is_same_table and not is_container and (shows_others or holder.uid == os.geteuid())
+
+
+def _found(holder: LeaseHolder, proc: Path) -> str:
+    """Return what is seen of a run, as text.
 
     A run's processes are below a supervisor, whose command line everybody sees, and carry the run's mark in their
     environment, which their own user sees.  A container's are in a control group of its id, which everybody sees.
     """
-    if not holder.run:
-        return ""
     container = holder.handle.encode() if _CONTAINER.fullmatch(holder.handle) else b""
     run = holder.run.encode("utf-8", "replace")
     mark = f"{RUN_MARK}=".encode() + run
@@ -343,5 +418,11 @@ def holder_text(holder: LeaseHolder | None) -> str:
 
 
 def _this_process() -> LeaseHolder:
+    started = 0
+    with suppress(OSError), opened(os.getpid()) as own:  # without /proc
+        started = own.facts().started
     uid = os.getuid()
-    return LeaseHolder(user=user_name(uid), uid=uid, pid=os.getpid(), since=now("seconds"))
+    table = process_table()
+    return LeaseHolder(
+        user=user_name(uid), uid=uid, pid=os.getpid(), started=started, table=table, since=now("seconds")
+    )

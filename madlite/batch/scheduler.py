@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.batch.gpu_allocator import POLL_LEFT_S, GpuAllocator, Job
+from madlite.errors import UsageProblem
 from madlite.files import exists, read_plain
 from madlite.machine.host import Host
 from madlite.machine.host_facts import numa_place
@@ -30,6 +31,7 @@ from madlite.model import Machine, RunPlan, Status, Value
 from madlite.plan.container import bind_gpus, bind_numa
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
+from madlite.run.planning import failed
 from madlite.store.folder import new_run_id, real_folders
 from madlite.store.gpu_leases import LeaseFolder, lease_folder, own_lease_folder
 from madlite.store.record import read_record
@@ -79,6 +81,7 @@ class Allocation(Value, frozen=True):
 
     job: Job
     leased: tuple[int, ...] = ()
+    problem: UsageProblem | None = None  # why it cannot have any: it fails
 
     @property
     def gpu_ids(self) -> tuple[int, ...]:
@@ -108,7 +111,9 @@ def open_pool(
 
 
 def bound_plan(plan: RunPlan, start: Allocation, environ: Mapping[str, str], *, numa: bool) -> RunPlan:
-    """Return the plan of a run on the GPUs that it gets; with `numa` near them."""
+    """Return the plan of a run on the GPUs that it gets; with `numa` near them.  Without any it will fail."""
+    if start.problem is not None:
+        return replace(plan, blocked=failed(start.problem))
     if not start.gpu_ids:
         return _noted(plan, _without_effect(plan, start, numa=numa))
     plan = bind_gpus(plan, start.gpu_ids, environ)
@@ -280,7 +285,7 @@ class _Running:
         self.start, self.began_s = start, began_s
         self.passed = passed  # the position of the run before it that was waiting for GPUs
         self.beside: dict[str, None] = {}  # runs at the same time, in the order in which they met
-        self.is_blocked = start.job.blocked  # then it executes nothing
+        self.is_blocked = start.job.blocked or start.problem is not None  # then it executes nothing
 
 
 class Scheduler:
@@ -307,14 +312,14 @@ class Scheduler:
         self._condition = threading.Condition()
         self._running: dict[int, _Running] = {}
         self._in_order = in_order
-        self.is_over = self._is_polling = False
+        self.is_over = self._is_polling = self._has_begun = False
         self._shown = ""
 
     def take(self) -> Allocation | None:
         """Return the next run as soon as one can start; None once none is to start any more.
 
         Raises:
-            UsageProblem: the leases cannot be used.
+            UsageProblem: the leases cannot be used, and no run has started yet; later it is that of a `Start`.
         """
         with self._condition:
             while self._waiting and not self.is_over:
@@ -477,12 +482,19 @@ class Scheduler:
         return self._pool.take(job, passes=True, spared=head.allowed)  # what it keeps would be missed meanwhile
 
     def _start_of(self, job: Job, head: Job | None) -> Allocation | None:
-        leased = self._room_for(job, head)
+        """Return the start of a run, also of one that cannot have GPUs any more; None where it waits."""
+        try:
+            leased = self._room_for(job, head)
+        except UsageProblem as problem:
+            if not self._has_begun:
+                raise
+            return Allocation(job=job, problem=problem)
         return Allocation(job=job, leased=leased) if leased is not None else None
 
     def _begin(self, start: Allocation, head: Job | None) -> Allocation:
         self._waiting.remove(start.job)
         self._head = head.position if head is not None else None
+        self._has_begun = True
         self._add(_Running(start, self._clock(), self._head if start.leased else None))
         return start
 

@@ -173,14 +173,16 @@ def _hook_page() -> str:
 
 @click.command("doctor --gpus", cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--clear", type=int, metavar="GPU", multiple=True, help="Free a GPU whose dead run cannot be seen here.")
 @verbose_option
-def gpus(as_json: bool) -> None:
+def gpus(as_json: bool, clear: tuple[int, ...]) -> None:
     """List the GPUs of this machine, and which run has each of them.
 
     A GPU on which a run that is over left its container or processes, as a killed one does, is held until they are
-    gone: the line names them, and the command that ends them.
+    gone: the line names them, and the command that ends them.  Where its processes cannot be seen from here, as from a
+    container or with hidepid, it is held until a madlite sees that they are gone, or --clear says so.
     """
-    from madlite.batch.gpu_allocator import lease_facts, lease_states, lease_text
+    from madlite.batch.gpu_allocator import clear_unseen, lease_facts, lease_states, lease_text
     from madlite.machine.detect import detect_machine
     from madlite.machine.host import Host
     from madlite.store.gpu_leases import lease_folder
@@ -190,6 +192,9 @@ def gpus(as_json: bool) -> None:
     print_problems(machine.problems)
     folder = lease_folder(environ)
     states = lease_states(folder, machine.gpus)
+    if clear:
+        clear_unseen(folder, clear, states)
+        states = lease_states(folder, machine.gpus)
     if as_json:
         echo_json({"folder": str(folder), "gpus": [*lease_facts(machine.gpus, states)]})
         return

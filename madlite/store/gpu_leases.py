@@ -45,11 +45,17 @@ _TURN = "turn"
 
 
 class LeaseHolder(Value, frozen=True):
-    """Who has a GPU: a process, since when, and for which run; `handle` is that of its session, once it is open."""
+    """Who has a GPU: a process, since when, and for which run; `handle` is that of the run's session, once it is open.
+
+    `started` tells the process from a later one of its number, in clock ticks since the machine started; `table` is the
+    table of processes that has it.
+    """
 
     user: str = ""
     uid: int = -1
     pid: int = 0
+    started: int = 0
+    table: str = ""
     since: str = ""  # UTC
     run: str = ""
     folder: str = ""
@@ -88,8 +94,14 @@ def _places() -> tuple[Path, Path]:
 
 def own_lease_folder(environ: Mapping[str, str]) -> Path:
     """Return the folder for leases of this user that the one for all users refuses."""
-    cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~", ".cache")
-    return Path(cache).expanduser() / _NAME / "leases"
+    runtime = Path(environ.get("XDG_RUNTIME_DIR") or "-")
+    if runtime.is_absolute() and runtime.is_dir():
+        return runtime / _NAME / "leases"
+    return (
+        Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or "~", ".cache")).expanduser()
+        / _NAME
+        / "leases"
+    )
 
 
 def lease_names(gpus: Sequence[Gpu]) -> dict[int, str]:
@@ -199,6 +211,20 @@ class LeaseFolder:
     def states(self, names: Iterable[str]) -> Iterator[LeaseState]:
         """Yield the state of GPUs' leases, without taking any."""
         return (_state(self._folder, name) for name in names)
+
+    def names(self) -> list[str]:
+        """Return the names of all leases that were ever taken here."""
+        names = os.listdir(self._folder.fd)  # noqa: PTH208 - of the open folder
+        return sorted(name for name in names if name.startswith(_PREFIX))
+
+    def clear(self, name: str) -> None:
+        """Take the name of a dead owner out of a lease; one that is held stays as it is.
+
+        Raises:
+            UsageProblem: as `take`.
+        """
+        if (taken := self.take(name)) is not None:
+            taken[0].release()
 
     def close(self) -> None:
         """Let go of the folder."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from madlite.batch.gpu_allocator import lease_states, remains_of
+from madlite.batch.gpu_allocator import UNSEEN, clear_leases, lease_states, remains_of
 from madlite.errors import UsageProblem
 from madlite.machine.processes import RUN_MARK
 from madlite.model import Gpu
@@ -76,7 +76,8 @@ def test_a_lease_of_a_killed_process_is_free_and_names_it(folder):
     with closing(LeaseFolder(folder)) as leases:
         lease, dead = leases.take(NAME)
         assert dead == ME
-        lease.release()
+        lease.leave()
+        leases.clear(NAME)
         assert [one.holder for one in leases.states([NAME])] == [None]
 
 
@@ -261,8 +262,8 @@ def test_a_file_that_is_removed_again_and_again_hangs_nobody(folder, monkeypatch
 
 
 def test_one_s_own_folder_is_of_the_session_or_the_home(tmp_path):
-    assert own_lease_folder({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "madlite/leases"
-    assert own_lease_folder({"HOME": "/h"}) == Path("/h/.cache/madlite/leases")
+    assert own_lease_folder({"XDG_RUNTIME_DIR": str(tmp_path)}) == tmp_path / "madlite/leases"
+    assert own_lease_folder({"XDG_RUNTIME_DIR": "/none", "HOME": "/h"}) == Path("/h/.cache/madlite/leases")
 
 
 def test_a_folder_in_use_is_locked_against_who_cleans_by_age(folder):
@@ -347,7 +348,23 @@ def process(proc: Path, pid: int, *, cmdline: str = "", environ: str = "", cgrou
         (proc / str(pid) / name).write_text(text)
 
 
+def see(proc: Path, table: str, boot: str = "b1", first: bool = True) -> str:
+    """Make what shows a process its own table; return how a lease names that."""
+    (proc / "self/ns").mkdir(parents=True)
+    (proc / "self/ns/pid").symlink_to(table)
+    (proc / "sys/kernel/random").mkdir(parents=True)
+    (proc / "sys/kernel/random/boot_id").write_text(f"{boot}\n")
+    if first:  # which hidepid hides
+        (proc / "1").mkdir()
+        (proc / "1/stat").write_text(f"1 (init) S 0 1{' 0' * 17} 4096 0")
+    return f"{boot} {table}"
+
+
+FIRST_TABLE = "pid:[4026531836]"
+
+
 def test_what_a_dead_owner_left_is_found_by_everybody(tmp_path):
+    see(tmp_path, FIRST_TABLE)
     container = "0123456789ab" * 5
     process(tmp_path, 7, cmdline="/usr/bin/python3\0-I\0/opt/lib/host/supervisor.py\0" + "5\0r1")
     process(tmp_path, 8, environ=f"A=b\0{RUN_MARK}=r2\0")
@@ -358,6 +375,40 @@ def test_what_a_dead_owner_left_is_found_by_everybody(tmp_path):
     assert remains_of(LeaseHolder(run="r3", handle=container), tmp_path) == "container 0123456789ab"
     assert remains_of(LeaseHolder(run="r3", handle="docker"), tmp_path) == ""
     assert remains_of(LeaseHolder(), tmp_path) == ""
+
+
+def test_who_does_not_see_a_dead_owner_s_processes_does_not_take_its_gpus(tmp_path):
+    table = see(tmp_path, "pid:[4026532000]")
+    me = LeaseHolder(run="r1", uid=os.geteuid(), pid=1, table=table)
+    assert remains_of(me, tmp_path) == remains_of(replace(me, uid=NOBODY), tmp_path) == "", "of the same container"
+    elsewhere = replace(me, table="b1 pid:[4026532111]")
+    assert remains_of(elsewhere, tmp_path) == remains_of(replace(me, table=""), tmp_path) == UNSEEN
+    beside = replace(me, handle="0123456789ab" * 5)
+    assert remains_of(beside, tmp_path) == UNSEEN, "its engine may be that of the machine"
+    assert remains_of(replace(beside, pid=os.getpid()), tmp_path) == "", "whose own runtime has ended it"
+    assert remains_of(replace(elsewhere, table="b0 pid:[4026532111]"), tmp_path) == "", "the machine has started anew"
+    process(tmp_path, 8, environ=f"{RUN_MARK}=r1\0")
+    assert remains_of(elsewhere, tmp_path) == "pid 8"
+
+
+def test_where_processes_of_others_are_hidden_only_one_s_own_are_known_to_be_gone(tmp_path):
+    table = see(tmp_path, FIRST_TABLE, first=False)
+    mine = LeaseHolder(run="r1", uid=os.geteuid(), pid=1, table=table)
+    assert remains_of(mine, tmp_path) == "" and remains_of(replace(mine, uid=NOBODY), tmp_path) == UNSEEN
+    assert remains_of(replace(mine, handle="0123456789ab" * 5), tmp_path) == UNSEEN, "root has a container's"
+
+
+def test_a_run_whose_remains_were_ended_has_no_lease_any_more(folder):
+    with closing(LeaseFolder(folder)) as leases:
+        for name, run in ((NAME, "r1"), ("gpu-1", "r2"), ("gpu-2", "r1")):
+            lease, _ = leases.take(name)
+            lease.note(replace(ME, run=run))
+            if name != "gpu-2":
+                lease.leave()
+        clear_leases(folder, "r1")
+        assert [one.holder and one.holder.run for one in leases.states([NAME, "gpu-1", "gpu-2"])] == [None, "r2", "r1"]
+    clear_leases(folder / "none", "r1")
+    assert not (folder / "none").exists()
 
 
 def test_states_of_a_machine_make_nothing(folder):
