@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import codecs
 import errno
+import gzip
 import hashlib
 import os
 import re
 import stat
+import tarfile
 import tempfile
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from io import BytesIO
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -27,12 +29,12 @@ from madlite.secrets import MASK, Redactor, is_secret_name, masked_json
 from madlite.store.folder import CONTEXT, HANDLE, LOCK, LOG, PLAN, PROGRESS, RECORD, RESULT, RUN_JOURNAL, STEPS
 from madlite.store.record import Record
 
-# What is in an archive of runs: a zip file with `manifest.json`.
+# What is in an archive of runs: `manifest.json`, its first file.
 #
 # Format: docs/archive.md.  It is read before anything is extracted, and nothing is extracted that it does not name.
 
 
-FORMAT = 2
+FORMAT = 1
 MANIFEST = "manifest.json"
 LIMIT_BYTES = 64 << 20
 MAX_FILES, MAX_RUNS = 200_000, 10_000  # of one archive
@@ -182,8 +184,10 @@ def why_not_a_name(path: str) -> str:
 # Packing.
 
 
+ENDS = (".tar.gz", ".tgz")
 _CHUNK_BYTES = 1 << 20
 _DOCUMENT_BYTES = 64 << 20  # of a JSON file that is masked text by text
+_LEVEL = 6  # of gzip: another one would give other bytes
 
 
 def why_not_packed(run: StoredRun) -> str:
@@ -197,10 +201,14 @@ def why_not_packed(run: StoredRun) -> str:
     return ""
 
 
-def pack(runs: Iterable[StoredRun], file: Path, secrets: Sequence[str], max_file_bytes: int) -> tuple[Manifest, int]:
+def pack(
+    runs: Iterable[StoredRun], file: Path, secrets: Sequence[str], max_file_bytes: int, *, binary: bool = False
+) -> tuple[Manifest, int]:
     """Write runs into a new archive, and return its manifest and its size.
 
     `secrets` are masked in every file, and whatever is one by its shape or its name.
+
+    With `binary` also results that by their content are no text, in which such a secret may not be found.
 
     Raises:
         UsageProblem: the file is there, cannot be written or has no name of an archive, or a run has no record.
@@ -210,7 +218,7 @@ def pack(runs: Iterable[StoredRun], file: Path, secrets: Sequence[str], max_file
     _check_name(file)
     try:
         with tempfile.TemporaryFile(dir=file.parent) as spool:
-            files = _Spool(spool, secrets)
+            files = _Spool(spool, secrets, binary=binary)
             in_order = sorted(runs, key=lambda run: run.folder.name)
             packed = tuple(_pack_run(run, files, max_file_bytes) for run in in_order)
             manifest = Manifest(format=FORMAT, madlite=__version__, runs=packed)
@@ -228,8 +236,8 @@ def pack(runs: Iterable[StoredRun], file: Path, secrets: Sequence[str], max_file
 
 
 def _check_name(file: Path) -> None:
-    if file.suffix != ".zip":
-        raise UsageProblem(f"{file} is no name of an archive", f"-o {file.name.partition('.')[0] or 'runs'}.zip")
+    if not file.name.endswith(ENDS):
+        raise UsageProblem(f"{file} is no name of an archive", f"-o {file.name.partition('.')[0] or 'runs'}.tar.gz")
     if os.path.lexists(file):
         raise UsageProblem(f"{file} is there already", f"rm {file}   or name another file: -o")
 
@@ -266,8 +274,8 @@ def _pack_run(run: StoredRun, files: _Spool, max_file_bytes: int) -> PackedRun:
 class _Spool:
     """The masked content of the files, one after another, in a file without a name: a kill leaves nothing of it."""
 
-    def __init__(self, file: BinaryIO, secrets: Sequence[str]) -> None:
-        self._file, self._secrets = file, tuple(secrets)
+    def __init__(self, file: BinaryIO, secrets: Sequence[str], *, binary: bool = False) -> None:
+        self._file, self._secrets, self._binary = file, tuple(secrets), binary
         self.text = Redactor(self._secrets).text
 
     def add(self, home: Folder, omitted: LeftOut) -> PackedFile:
@@ -290,7 +298,7 @@ class _Spool:
 
     def _copy(self, fd: int, omitted: LeftOut) -> PackedFile:
         before, after, size, masks = hashlib.sha256(), hashlib.sha256(), 0, 0
-        check = None if omitted.path in WRITTEN else _text_check(omitted.path)
+        check = None if self._binary or omitted.path in WRITTEN else _text_check(omitted.path)
         for original, masked in self._pieces(fd, omitted):
             if check is not None:
                 check(original)
@@ -344,7 +352,7 @@ def _text_check(path: str) -> Callable[[bytes], None]:
         except UnicodeDecodeError:
             is_text = False
         if not is_text:
-            raise OSError(errno.EILSEQ, "it cannot be read as text", path)
+            raise OSError(errno.EILSEQ, "it cannot be read as text: --binary", path)
 
     return check
 
@@ -363,23 +371,22 @@ def _masked_document(data: bytes, redactor: Redactor, secrets: Sequence[str]) ->
 
 def _write(out: BinaryIO, manifest: Manifest, spool: BinaryIO) -> None:
     """Write the archive: no time, user or right of a file is in it."""
-    spool.flush()
-    os.lseek(spool.fileno(), 0, os.SEEK_SET)
-    with zipfile.ZipFile(out, "w") as archive:
-        archive.writestr(_member(MANIFEST), to_json(manifest).encode())
+    text = to_json(manifest).encode()
+    spool.seek(0)
+    with (
+        gzip.GzipFile(filename="", mode="wb", compresslevel=_LEVEL, fileobj=out, mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        tar.addfile(_member(MANIFEST, len(text)), BytesIO(text))
         for name, file in manifest.sizes().items():
-            member = _member(name)
-            member.file_size = file.bytes  # by which it is written as a large one
-            with archive.open(member, "w") as packed:
-                for chunk in _chunks(spool.fileno(), file.bytes):
-                    packed.write(chunk)
+            tar.addfile(_member(name, file.bytes), spool)
     out.flush()
     os.fsync(out.fileno())
 
 
-def _member(name: str) -> zipfile.ZipInfo:
-    member = zipfile.ZipInfo(name)
-    member.compress_type, member.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o644
     return member
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path, PurePosixPath
-from typing import Literal, NamedTuple, TypeVar
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from madlite.archive.pack import why_no_result
+from madlite.archive.import_ import Item, Outcome, unpack
+from madlite.archive.pack import PackedRun, why_no_result
 from madlite.backends.loader import Plugins
 from madlite.errors import RecordError, UsageProblem
-from madlite.files import open_plain, read_plain
+from madlite.files import Folder, open_plain, read_plain
 from madlite.measure.checks.base import Observation
 from madlite.measure.monitor import LogMonitor, last_measured
 from madlite.measure.parse_log import AutoDetectReader
@@ -33,7 +35,17 @@ from madlite.reports.runs import UNREADABLE, StoredRun, why_not_over
 from madlite.secrets import MASK
 from madlite.store.folder import LOG, PLAN, STEPS, WORK
 from madlite.store.log_file import LEFT_OUT
-from madlite.store.record import VERSION, Record, plan_fields, read_plan, result_of
+from madlite.store.record import (
+    VERSION,
+    NotedRuns,
+    Record,
+    load_record,
+    plan_fields,
+    read_plan,
+    result_of,
+    rows_here,
+    step_lines,
+)
 
 _FROM_LOG = (Cause.NO_METRIC, Cause.BAD_NUMBER, Cause.ERROR_PATTERN, Cause.NAN_LOSS, Cause.INCOMPLETE, Cause.CONFIG)
 _OF_PLAN = (
@@ -44,19 +56,6 @@ _ASIDE = ("began_s", "ended_s")  # of a window: when its lines came
 _ALSO_PRINT = ("clone", "data", "pre", "post")  # kinds of actions whose output is in the log and is not judged
 _CHUNK_BYTES = 1 << 20
 _CLOSE = 1e-9  # of floats that were computed the same way
-
-
-Outcome = Literal["ok", "differs", "unchecked"]
-
-
-class Item(Value, frozen=True):
-    """One thing that was checked: what is recorded, what was found, and why it could not be checked."""
-
-    what: str
-    outcome: Outcome = "ok"
-    recorded: str = ""
-    found: str = ""
-    why: str = ""
 
 
 class Verified(Value, frozen=True):
@@ -77,6 +76,28 @@ class Verified(Value, frozen=True):
         return "differs" if self.of("differs") else "unchecked" if self.of("unchecked") else "ok"
 
 
+class Place(Value, frozen=True):
+    """Where a run lies: its folder, and what the manifest has of it where it is in an archive.
+
+    `imported`: it is not the working folder's own.
+    """
+
+    folder: Path
+    packed: PackedRun | None = None
+    pruned: bool = False
+    imported: bool = False
+
+    @property
+    def from_elsewhere(self) -> bool:
+        """Whether somebody else may have made its files."""
+        return self.imported or self.packed is not None
+
+    @property
+    def workspace(self) -> Path | None:
+        """The working folder of a run that is no archive's."""
+        return None if self.packed is not None else self.folder.parent.parent
+
+
 def verify_run(run: StoredRun, plugins: Plugins) -> Verified:
     """Return every check of a run of this folder.
 
@@ -87,25 +108,58 @@ def verify_run(run: StoredRun, plugins: Plugins) -> Verified:
         raise UsageProblem(f"run {run.folder.name}: {run.problem}", "madlite runs")
     if why := why_not_over(run):
         return Verified(run=run.folder.name, card=run.record.card, items=(_unchecked("record", why),))
-    return _verify(run, run.record, plugins)
+    place = Place(folder=run.folder, pruned=run.pruned, imported=bool(run.origin))
+    return _verify(run.record, place, plugins)
 
 
-def _verify(run: StoredRun, record: Record, plugins: Plugins) -> Verified:
+def verify_archive(file: Path, plugins: Plugins, max_bytes: int) -> Iterator[Verified]:
+    """Yield every check of the runs of an archive.
+
+    Raises:
+        UsageProblem: as `unpack`, or a record cannot be read although it is as the manifest has it.
+    """
+    with TemporaryDirectory(prefix="madlite-verify-") as name, Folder.open(Path(name)) as into:
+        manifest, mismatches = unpack(file, into, max_bytes)
+        wrong: dict[str, list[Item]] = {}
+        for item in mismatches:
+            run_id, _, path = item.what.partition("/")
+            wrong.setdefault(run_id, []).append(msgspec.structs.replace(item, what=f"manifest {path or run_id}"))
+        for run in manifest.runs:
+            yield _of_packed(run, into.path / run.id, wrong.pop(run.id, ()), plugins, file)
+        if wrong:  # of files of no run
+            yield Verified(run=file.name, card="", items=tuple(chain.from_iterable(wrong.values())))
+
+
+def _of_packed(run: PackedRun, folder: Path, wrong: Sequence[Item], plugins: Plugins, file: Path) -> Verified:
+    try:
+        record = load_record(folder)
+        problem = "it has no record.json"
+    except RecordError as error:
+        record, problem = None, error.message
+    if record is not None:
+        return _verify(record, Place(folder=folder, packed=run), plugins, wrong or [Item(what="manifest")])
+    if not wrong:
+        raise UsageProblem(f"run {run.id} of {file}: {problem}", "pip install --upgrade madlite")
+    return Verified(run=run.id, card=run.card, items=tuple(wrong), notes=(problem,))
+
+
+def _verify(record: Record, place: Place, plugins: Plugins, before: Iterable[Item] = ()) -> Verified:
+    """Return every check of one run with a record, after those that were made `before`."""
     from madlite import __version__
 
-    items = []
-    if record.id != run.folder.name:
-        items.append(Item(what="id", outcome="differs", recorded=record.id, found=run.folder.name))
-    if (plan := read_plan(run.folder)) is None:
+    items = [*before]
+    if record.id != place.folder.name:
+        items.append(Item(what="id", outcome="differs", recorded=record.id, found=place.folder.name))
+    if (plan := read_plan(place.folder)) is None:
         why = f"{PLAN} is not there, cannot be read, or is of another madlite"
         items += [_unchecked("plan", why), _unchecked("number", f"its plan cannot be read: {why}")]
     else:
-        items += [*_plan(record, plan), *_of_log_within(record, plan, run, plugins)]
-    items += [*_files(record, run), *_rows(record), *_in_file(record, run)]
+        items += [*_plan(record, plan), *_of_log_within(record, plan, place, plugins)]
+    items += [*_files(record, place), *_rows(record), *_in_file(record, place)]
     notes = []
     if record.madlite and record.madlite != __version__:
         notes.append(f"recorded by madlite {record.madlite}, read by {__version__}: a reader may have changed since")
-    return Verified(run=run.folder.name, card=record.card, items=tuple(items), notes=tuple(notes))
+    return Verified(run=place.folder.name, card=record.card, items=tuple(items), notes=tuple(notes))
 
 
 def _unchecked(what: str, why: str) -> Item:
@@ -133,24 +187,26 @@ def _shown(value: object) -> str:
 # Hashes of the record.
 
 
-def _files(record: Record, run: StoredRun) -> Iterator[Item]:
+def _files(record: Record, place: Place) -> Iterator[Item]:
     """Check the hashes of rendered files, and the sizes of log and steps."""
     for file in record.files:
         if not (file.sha256 or file.path in (LOG, STEPS)):
             continue
-        what, found = f"file {file.path}", _facts(run.folder, file.path)
+        what, found = f"file {file.path}", _facts(place.folder, file.path)
         if found is None:
-            yield _unchecked(what, _why_gone(run))
+            yield _unchecked(what, _why_gone(place))
             continue
-        why = "a secret was masked in it when it was packed" if run.origin and found.has_mask else ""
+        why = "a secret was masked in it when it was packed" if place.from_elsewhere and found.has_mask else ""
         if file.sha256:
             yield _compared(what, file.sha256, found.sha256, why)
         else:
             yield _compared(what, f"{file.bytes} bytes", f"{found.bytes} bytes", why)
 
 
-def _why_gone(run: StoredRun) -> str:
-    return "it was pruned" if run.pruned else "it is not here"
+def _why_gone(place: Place) -> str:
+    if place.pruned:
+        return "it was pruned"
+    return "it is not in the archive" if place.packed is not None else "it is not here"
 
 
 class _Facts(NamedTuple):
@@ -194,13 +250,13 @@ def _plain(value: object) -> Json:
     return msgspec.to_builtins(value)
 
 
-def _of_log_within(record: Record, plan: RunPlan, run: StoredRun, plugins: Plugins) -> Iterable[Item]:
+def _of_log_within(record: Record, plan: RunPlan, place: Place, plugins: Plugins) -> Iterable[Item]:
     """Check what the log gives: with a time limit where the patterns of the plan are not our own."""
-    if not run.origin:
-        return _of_log(record, plan, run, plugins)
+    if not place.from_elsewhere:
+        return _of_log(record, plan, place, plugins)
     _load_readers(plugins)
     try:
-        return limited(run.folder, lambda: tuple(_of_log(record, plan, run, plugins)))
+        return limited(place.folder, lambda: tuple(_of_log(record, plan, place, plugins)))
     except UsageProblem as problem:
         return (_unchecked("number", problem.message),)
 
@@ -213,21 +269,22 @@ def _load_readers(plugins: Plugins) -> None:
     log.finish()
 
 
-def _of_log(record: Record, plan: RunPlan, run: StoredRun, plugins: Plugins) -> Iterator[Item]:
-    if plan.blocked is not None or (not record.steps and not record.metrics and not (run.folder / LOG).exists()):
-        yield _unchecked("number", "the run was not started, it has no number" if plan.blocked else _why_gone(run))
+def _of_log(record: Record, plan: RunPlan, place: Place, plugins: Plugins) -> Iterator[Item]:
+    if plan.blocked is not None or (not record.steps and not record.metrics and not (place.folder / LOG).exists()):
+        yield _unchecked("number", "the run was not started, it has no number" if plan.blocked else _why_gone(place))
         return
     try:
-        result = reread(run.folder, record, plan, plugins)
+        result = reread(place.folder, record, plan, plugins, place.workspace)
     except UsageProblem as problem:
-        yield _unchecked("number", _why_gone(run) if run.pruned else problem.message)
+        yield _unchecked("number", _why_gone(place) if place.pruned else problem.message)
         return
-    why = _doubtful(record, result, run.folder)
+    why = _doubtful(record, result, place)
     yield _status(record, plan, result, why)
     yield from _numbers(record, plan, result, why)
+    yield from _steps(place.folder, result, why)
 
 
-def _doubtful(record: Record, result: LogResult, folder: Path) -> str:
+def _doubtful(record: Record, result: LogResult, place: Place) -> str:
     """Return why a number that the log does not give may be right all the same; "" where it may not."""
     if result.missing_bytes:
         return f"the log lacks {result.missing_bytes} bytes of the run's output"
@@ -237,7 +294,7 @@ def _doubtful(record: Record, result: LogResult, folder: Path) -> str:
         if not file.sha256
         and file.path not in (LOG, STEPS)
         and not why_no_result(file.path)
-        and not (folder / file.path).exists()
+        and not (place.folder / file.path).exists()
     ]
     if not gone:
         return ""
@@ -315,6 +372,36 @@ def _differing(items: Iterable[Item]) -> Iterator[Item]:
     return (item for item in items if item.outcome != "ok")
 
 
+def _steps(folder: Path, result: LogResult, why: str) -> Iterator[Item]:
+    """Compare steps.jsonl line by line with the steps of the log; when each came is not in it."""
+    try:
+        fd = open_plain(folder / STEPS, folder)
+    except OSError:
+        if result.log.steps:
+            yield _unchecked(STEPS, "it is not here")
+        return
+    with os.fdopen(fd, "rb") as file:
+        pairs = zip_longest(map(_step, file), map(_step, step_lines(result.log.steps)))
+        wrong = next((items for items in enumerate(pairs, 1) if items[1][0] != items[1][1]), None)
+    if wrong is None:
+        yield Item(what=STEPS)
+    else:
+        n, (old, new) = wrong
+        yield _compared(f"{STEPS} line {n}", _short(old), _short(new), why)
+
+
+def _step(line: bytes) -> Json:
+    try:
+        step = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return line.decode(errors="replace")
+    return {name: value for name, value in step.items() if name != "t_s"} if isinstance(step, dict) else step
+
+
+def _short(step: Json) -> str:
+    return "none" if step is None else msgspec.json.encode(step).decode()[:200]
+
+
 # The rows: of the record, and in their file.
 
 
@@ -342,13 +429,15 @@ def _line(*cells: str) -> str:
     return " ".join(filter(None, cells))
 
 
-def _in_file(record: Record, run: StoredRun) -> Iterator[Item]:
-    """Check that the results file has the rows as they were appended; those of an imported run are in another's."""
-    rows = record.rows if not run.origin else None
+def _in_file(record: Record, place: Place) -> Iterator[Item]:
+    """Check that the results file has the rows as they were appended."""
+    if place.workspace is None or record.rows is None:
+        return
+    rows = rows_here(place.folder, record, NotedRuns(place.folder.parent))
     if rows is None or not rows.appended:
         return
     try:
-        is_there = RowsInFile(run.folder.parent.parent).has(rows)
+        is_there = RowsInFile(place.workspace).has(rows)
     except RecordError as problem:
         yield _unchecked(rows.path, problem.message)
         return
@@ -405,8 +494,8 @@ def limited(folder: Path, read: Callable[[], _Result]) -> _Result:
     raise UsageProblem(what, f"madlite log {folder.name} | madlite parse -   reads it without its plan")
 
 
-def reread(folder: Path, record: Record, plan: RunPlan, plugins: Plugins) -> LogResult:
-    """Read a run's log again; its results file may still lie in the working folder.
+def reread(folder: Path, record: Record, plan: RunPlan, plugins: Plugins, workspace: Path | None) -> LogResult:
+    """Read a run's log again; `workspace` is where a results file may still lie, None for an archive's.
 
     Raises:
         UsageProblem: it has no log, or one of its readers is not installed here.
@@ -417,9 +506,7 @@ def reread(folder: Path, record: Record, plan: RunPlan, plugins: Plugins) -> Log
             missing += sum(int(found[1]) for found in LEFT_OUT.finditer(chunk))
         log.feed(chunk)
     log.finish(folder / WORK if record.containerised else folder)
-    return LogResult(
-        log=log, verdict=judge(plan, _observed(record, plan, folder.parent.parent), log), missing_bytes=missing
-    )
+    return LogResult(log=log, verdict=judge(plan, _observed(record, plan, workspace), log), missing_bytes=missing)
 
 
 def _ended_early(record: Record) -> int | None:
@@ -444,7 +531,7 @@ def _monitor(plan: RunPlan, plugins: Plugins, last: int | None) -> LogMonitor:
     )
 
 
-def _observed(record: Record, plan: RunPlan, workspace: Path) -> Observation:
+def _observed(record: Record, plan: RunPlan, workspace: Path | None) -> Observation:
     code = record.exit_code
     if code is None and record.status is Status.SUCCESS:  # which claims that it ended well
         code = 0
@@ -452,7 +539,7 @@ def _observed(record: Record, plan: RunPlan, workspace: Path) -> Observation:
     return Observation(
         exit=Exit(code=code, duration_s=0.0) if code is not None else None,
         stop=StopReason(cause=record.ended_by, text=record.reason) if by_madlite else None,
-        results=_results(plan, workspace),
+        results=_results(plan, workspace) if workspace is not None else None,
         skipped=plan.skip_model_run,
     )
 

@@ -23,14 +23,15 @@ from madlite.batch.dead_processes import (
     may_be_alive,
     owner_of,
 )
-from madlite.errors import RecordError, RuntimeProblem
+from madlite.batch.gpu_allocator import clear_leases
+from madlite.errors import RecordError, RuntimeProblem, UsageProblem
 from madlite.files import REMOVED, Folder, read_plain
 from madlite.model import JobOutcome, RunPlan, Runtime, Value
 from madlite.perfcsv.append import is_results_file
 from madlite.perfcsv.recorded import NO_ROW, are_in_file
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
-from madlite.store.batches import cut_off_studies, has_caches, remove_study, reported_batches
+from madlite.store.batches import cut_off_studies, dead_locks, has_caches, remove_study, reported_batches
 from madlite.store.events import EventLog, now
 from madlite.store.folder import (
     CHECK_PREFIX,
@@ -44,6 +45,7 @@ from madlite.store.folder import (
     RunRows,
     exists,
     is_alive,
+    is_collected,
     left_runs,
     lock_name,
     locked_name,
@@ -52,6 +54,7 @@ from madlite.store.folder import (
     rows_path,
     uncollected,
 )
+from madlite.store.gpu_leases import lease_folder
 from madlite.store.locks import is_locked
 from madlite.store.record import NotedRuns, load_result, read_plan, read_record, rows_here
 
@@ -155,10 +158,18 @@ def _first(names: list[str]) -> str:
     return ", ".join(names[:_MOST_NAMED]) + more
 
 
-# The folder that the script of a killed run ran in.
+# Files that a killed run left: the folder its script ran in, and temporary files.
 
 OWN = "run_directory"  # a name that MAD and madlite alone use
 CLONE_MARK = ".git/madlite"
+IMPORT_LOCK, IMPORTED, IMPORTED_LOCK = ".import.lock", ".import-", ".lock"
+"""The lock of imports, what the name of a folder begins with into which an archive is unpacked, and the lock in it."""
+# temporary files of atomic writes: `.NAME.PID`, and under the lock of NAME `.NAME.new` and `.NAME.widening`
+_OF_PROCESS = re.compile(r"\..+\.(?:log|csv|json|jsonl|html|tar\.gz|tgz)\.(\d+)")
+_WIDENING = re.compile(r"\.(?P<name>.+?)(?:\.[a-z0-9_]{8})?\.widening")  # with the letters of an earlier madlite's
+_SIDE = re.compile(r"\.(?:perf_(?:entry|super|entry_super)\.(?:json|csv)|common_info\.json)\.new")
+_SIDE_LOCK = ".side_files.lock"
+_OF_RUN = re.compile(r"\..+\.\d+")
 
 
 def remove_run_files(folder: Path) -> None:
@@ -174,6 +185,48 @@ def remove_run_files(folder: Path) -> None:
     with locked_name(workspace, lock_name(name)) as is_free:
         if is_free:
             shutil.rmtree(workspace / name)
+
+
+def partial_files(workspace: Path) -> Iterator[Path]:
+    """Yield temporary files of a killed madlite, in the workspace and in the folders of its runs.
+
+    Links are skipped, and so are files that a running process may be writing.
+    """
+    runs = workspace / RUNS
+    for folder in (workspace, runs):
+        yield from (path for path in _hidden(folder) if _is_dead(path, runs) and path.exists())
+    for folder in real_folders(runs):
+        if not is_alive(folder):
+            yield from (path for path in _hidden(folder) if _OF_RUN.fullmatch(path.name))
+
+
+def _hidden(folder: Path) -> Iterator[Path]:
+    try:
+        found = sorted(folder.glob(".*"))
+    except OSError:
+        return
+    yield from (path for path in found if exists(path) and path.is_file() and not path.is_symlink())
+
+
+def _is_dead(path: Path, runs: Path) -> bool:
+    if found := _OF_PROCESS.fullmatch(path.name):
+        return not _may_write(int(found[1]), path)
+    if found := _WIDENING.fullmatch(path.name):
+        return not is_locked(path.with_name(found["name"]), unknown=True)
+    return bool(_SIDE.fullmatch(path.name)) and not is_locked(runs / _SIDE_LOCK, unknown=True)
+
+
+def _may_write(pid: int, path: Path) -> bool:
+    """Return whether the process that made a file is running; one with the same PID that began later is another."""
+    import psutil
+
+    try:
+        began_s = psutil.Process(pid).create_time()
+        return began_s <= path.lstat().st_mtime + 1.0  # the clocks of both are coarse
+    except (psutil.NoSuchProcess, OverflowError, ValueError, OSError):
+        return False
+    except psutil.Error:
+        return True
 
 
 def _model_dir(folder: Path) -> str:
@@ -195,19 +248,19 @@ GRACE_S = 5.0  # between TERM and KILL for orphaned processes
 
 
 NO_RUN = "-"
-"""In the place of a run's id: a half removed folder, which is of no run."""
+"""In the place of a run's id: a temporary file or a half removed folder, which is of no run."""
 
 
 class Leftover(Value, frozen=True):
     """Something a run left.
 
     `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, or the path of a
-    run's, a study's or another folder; `kept` marks what --keep-alive left.  `folder` is the run's as a
+    run folder, a study's folder or a temporary file; `kept` marks what --keep-alive left.  `folder` is the run's as a
     container or its processes name it, `elsewhere` the same where it is none of this workspace, and `processes` are
     those that were listed.  `row` is the state of a run's row.
     """
 
-    kind: Literal["container", "session", "process", "run", "study", "folder"]
+    kind: Literal["container", "session", "process", "run", "study", "file"]
     run_id: str
     text: str
     handle: str
@@ -229,7 +282,7 @@ class Leftovers(Value, frozen=True):
 def find_leftovers(workspace: Path, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> Leftovers:
     """Return everything that `clean` deals with: what still runs, and what is on the disk of the workspace."""
     found = find_running(workspace, environ, runtimes)
-    stored = (*_runs(workspace), *_studies(workspace), *_folders(workspace))
+    stored = (*_runs(workspace), *_studies(workspace), *_files(workspace))
     return replace(found, leftovers=(*found.leftovers, *stored))
 
 
@@ -295,12 +348,14 @@ def remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Runtimes = 
     """Remove one leftover; return why that failed, or None.
 
     An unfinished run keeps its folder and log, with a mark in its journal; its files in the workspace are
-    removed.
+    removed.  What was ended has its GPUs no more, whoever else can see that.
     """
     problem = _remove(leftover, environ, runtimes)
-    was_ended = problem is None and leftover.kind in RUNNING
-    if was_ended and not leftover.kept and not leftover.elsewhere and exists(Path(leftover.folder, RECORD)):
-        _end_recorded(Path(leftover.folder))
+    if problem is None and leftover.kind in RUNNING:
+        with suppress(UsageProblem):  # another command tells it
+            clear_leases(lease_folder(environ), leftover.run_id)
+        if not leftover.kept and not leftover.elsewhere and exists(Path(leftover.folder, RECORD)):
+            _end_recorded(Path(leftover.folder))
     return problem
 
 
@@ -320,7 +375,8 @@ def _end_recorded(path: Path) -> None:
     """Remove what was left for a run that was still running when its row was written: its files, and the journal."""
     with suppress(OSError), closing(RunFolder.reopen(path)) as folder:
         remove_run_files(path)
-        folder.end_journal()
+        if is_collected(path):
+            folder.end_journal()
 
 
 def _remove(leftover: Leftover, environ: Mapping[str, str], runtimes: Runtimes) -> str | None:
@@ -353,8 +409,11 @@ def _remove_stored(leftover: Leftover) -> str | None:
         return clean_run(path, leftover.row)
     if leftover.kind == "study":
         return remove_study(path) or None
-    with Folder.open(path.parent) as folder:
-        folder.remove_tree(path.name)
+    if path.is_dir() and not path.is_symlink():
+        with Folder.open(path.parent) as folder:
+            folder.remove_tree(path.name)
+    else:
+        path.unlink(missing_ok=True)
     return None
 
 
@@ -395,11 +454,7 @@ def _sessions(runs: Path, runtimes: Runtimes, seen: Collection[str]) -> tuple[li
     found, problems = [], []
     for name in sorted(EventLog.read(runs).own_runs()) if runtimes else ():
         plan = read_plan(runs / name)
-        # in a copy of a folder of runs a session is the original's
-        is_here = plan is not None and os.path.realpath(plan.folder) == os.path.realpath(runs / name)
-        if plan is None or not is_here or name in seen or plan.runtime not in runtimes:
-            continue
-        if not _may_be_running(runs / name, plan):
+        if plan is None or name in seen or plan.runtime not in runtimes or not _may_be_running(runs / name, plan):
             continue
         try:
             session = _session(runs / name, plan, runtimes[plan.runtime])
@@ -484,13 +539,26 @@ def clean_run(path: Path, row: str) -> str | None:
         return folder.note(RunEntry(at=now(), cleaned=row)) or None
 
 
-def _folders(workspace: Path) -> Iterator[Leftover]:
-    """Yield the folders that a killed removal of runs, or a check of a cluster, left."""
+def _files(workspace: Path) -> Iterator[Leftover]:
+    for path in (*partial_files(workspace), *dead_locks(workspace)):
+        yield Leftover(kind="file", run_id=NO_RUN, text=str(path), handle=str(path))
+    for folder in _half_removed(workspace / RUNS):
+        yield Leftover(kind="file", run_id=NO_RUN, text=str(folder), handle=str(folder))
     for folder in real_folders(workspace / RUNS):
-        is_check = folder.name.startswith(CHECK_PREFIX) and not is_locked(folder / CHECK_REQUEST, unknown=True)
-        if is_check or folder.name.startswith(REMOVED):
-            text = f"{folder}{', of a check of a cluster' if is_check else ''}"
-            yield Leftover(kind="folder", run_id=NO_RUN, text=text, handle=str(folder))
+        if folder.name.startswith(CHECK_PREFIX) and not is_locked(folder / CHECK_REQUEST, unknown=True):
+            text = f"{folder}, of a check of a cluster"
+            yield Leftover(kind="file", run_id=NO_RUN, text=text, handle=str(folder))
+
+
+def _half_removed(runs: Path) -> Iterator[Path]:
+    """Yield the folders that a killed import or removal of runs left."""
+    for folder in real_folders(runs):
+        if folder.name.startswith(REMOVED):
+            yield folder
+        elif folder.name.startswith(IMPORTED):  # one that is not locked yet is made under the lock of imports
+            locks = (runs / IMPORT_LOCK, folder / IMPORTED_LOCK)
+            if not any(is_locked(lock, unknown=True) for lock in locks):
+                yield folder
 
 
 RESUME = "madlite run --resume goes on with it"

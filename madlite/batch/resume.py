@@ -8,7 +8,7 @@ a failure is run again, too.  Runs are found by their plans: of equal ones as ma
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from madlite.perfcsv.recorded import are_in_file
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
 from madlite.plan.submission import PlannedRun
+from madlite.run.from_plan import inputs_of, local_digest
 from madlite.run.screen import RunOutcome, pair
 from madlite.store.batches import LoggedBatch
 from madlite.store.events import EventLog, RequestedRun, is_own, now
@@ -36,11 +37,13 @@ class Resumption(Value, frozen=True):
     """What of a command's runs is finished: by the ids of their plans, the results, and the runs as they were asked.
 
     `standing` are attempts that failed or were interrupted and are to be followed by another one, by the id of that.
+    `notes` say what is otherwise now than when the batch began.
     """
 
     finished: dict[str, Result] = {}
     requested: dict[str, RequestedRun] = {}
     standing: dict[str, Standing] = {}
+    notes: tuple[str, ...] = ()
 
     def with_ids(self, planned: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Return the runs, those that are finished under the id of the run that is."""
@@ -106,7 +109,9 @@ def is_finished(batch: LoggedBatch, workspace: Path) -> bool:
     return not batch.is_left and all(_result(requested, batch, workspace) for requested in batch.requested)
 
 
-def resume(batch: LoggedBatch, planned: Sequence[PlannedRun], workspace: Path) -> Resumption:
+def resume(
+    batch: LoggedBatch, planned: Sequence[PlannedRun], workspace: Path, environ: Mapping[str, str]
+) -> Resumption:
     """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned.
 
     Raises:
@@ -138,7 +143,8 @@ def resume(batch: LoggedBatch, planned: Sequence[PlannedRun], workspace: Path) -
             raise UsageProblem(what, f"its options, card or machine changed: madlite run --tags {run.plan.card.name}")
     cut_off = {requested.id for requested in batch.requested if results[requested.id] is None}
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
-    return Resumption(finished=finished, requested=requested, standing=adopted)
+    notes = tuple(_changes(batch, planned, finished, environ))
+    return Resumption(finished=finished, requested=requested, standing=adopted, notes=notes)
 
 
 def _kept_from_starting(batch: LoggedBatch, planned: Sequence[str], workspace: Path) -> dict[str, deque[RequestedRun]]:
@@ -253,6 +259,25 @@ def follow_cut_off(first: Path, run_id: str) -> Mapping[str, Standing]:
     if not has_result:
         _clean(first.parent.parent, [last.name])
     return {run_id: before}
+
+
+def _changes(
+    batch: LoggedBatch, planned: Sequence[PlannedRun], finished: Mapping[str, Result], environ: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield which inputs and images are others now than when the batch began; its finished runs stay what they are."""
+    now = inputs_of(run.plan for run in planned)
+    for name, text in batch.inputs.items():
+        if name in now and now[name] != text:
+            yield f"{name} has changed since the batch began: its finished runs are not repeated"
+    seen = set[str]()
+    for run in planned:
+        result, image = finished.get(run.plan.id), run.plan.image
+        if result is None or image is None or image.ref in seen or not result.image.digest:
+            continue
+        seen.add(image.ref)
+        digest = local_digest(run.plan, environ)
+        if digest and digest != result.image.digest:
+            yield f"image {image.ref} is {digest} now, and was {result.image.digest} in run {result.plan_id}"
 
 
 def _adopt(folder: Path) -> Standing | None:

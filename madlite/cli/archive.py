@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from madlite.archive.import_ import import_runs
+from madlite.archive.import_ import Item, append_imported, import_runs
 from madlite.archive.pack import pack, why_not_packed
 from madlite.archive.prune import Prunable, Rules, find_prunable
 from madlite.catalog.datasets import read_credentials
 from madlite.cli import setup
-from madlite.cli.arguments import AGE, FILE, SIZE
+from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option
 from madlite.cli.options import Command, common_options, complete_runs, dir_option, folder_options, verbose_option
 from madlite.cli.terminal import echo, echo_json
 from madlite.errors import ExitCode, UsageProblem
+from madlite.files import exists
+from madlite.perfcsv.append import check_appendable, make_folder
+from madlite.perfcsv.rows import new_columns
 from madlite.reports.index import RunFilter, RunIndex
 from madlite.reports.runs import StoredRun, match_runs, open_run, runs_folder
 from madlite.secrets import collect, is_secret
@@ -25,9 +28,13 @@ from madlite.text import counted, size_text
 
 if TYPE_CHECKING:
     from madlite.archive.pack import PackedRun
-    from madlite.archive.verify import Item, Verified
+    from madlite.archive.verify import Verified
+    from madlite.backends.loader import Plugins
 
 
+_max_size = click.option(
+    "--max-size", type=SIZE, default=16 << 30, metavar="SIZE", help="Refuse what unpacks to more.  [default: 16G]"
+)
 _MASKED = 20  # files of a run in which a secret was masked and that are shown
 _NAMED = 3  # files of a run that are left out and shown, the largest
 
@@ -36,10 +43,13 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
 @click.argument("run", nargs=-1, shell_complete=complete_runs)
 @click.option("--of", default="", metavar="ID", help="Those of a batch or a study: the beginning of its id, or last.")
 @click.option("--status", default="", metavar="WORD", help="As for madlite runs.")
-@click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="What is written: x.zip.")
+@click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="What is written: x.tar.gz.")
 @click.option("--max-file", type=SIZE, default=256 << 20, metavar="SIZE", help="Largest file.  [default: 256M]")
+@click.option("--binary", is_flag=True, help="Also pack results that cannot be read as text: secrets may be in them.")
 @folder_options
-def command(run: tuple[str, ...], of: str, status: str, output: Path, max_file: int, directory: Path) -> None:
+def command(
+    run: tuple[str, ...], of: str, status: str, output: Path, max_file: int, binary: bool, directory: Path
+) -> None:
     """Pack runs into one file, without secrets and weights.
 
     RUN is the id of a run, a part or a pattern of it, last, or last~1. Packed are record, plan, rendered files, log,
@@ -47,13 +57,13 @@ def command(run: tuple[str, ...], of: str, status: str, output: Path, max_file: 
     every file, and the files are named. The same runs give the same bytes.
 
     \b
-    madlite archive last -o run.zip
-    madlite archive --of 20261121T1436 -o sweep.zip
-    madlite archive '*' --status success -o all.zip
+    madlite archive last -o run.tar.gz
+    madlite archive --of 20261121T1436 -o sweep.tar.gz
+    madlite archive '*' --status success -o all.tar.gz
     """
     runs = runs_folder(directory)
     chosen = _choose(runs, run, of, status)
-    manifest, size = pack(chosen, output, _secrets(runs.parent), max_file)
+    manifest, size = pack(chosen, output, _secrets(runs.parent), max_file, binary=binary)
     for packed in manifest.runs:
         echo(*_lines(packed))
     what = f"{counted(len(manifest.runs), 'run')}, {counted(len(manifest.sizes()), 'file')}"
@@ -82,7 +92,7 @@ def _choose(runs: Path, names: Sequence[str], of: str, status: str) -> list[Stor
         UsageProblem: no run is named or selected, or a named one cannot be packed.
     """
     if not (names or of or status):
-        raise UsageProblem("no run is named", "madlite archive last -o run.zip   ('*' are all)")
+        raise UsageProblem("no run is named", "madlite archive last -o run.tar.gz   ('*' are all)")
     ids = {folder.name for name in names for folder in match_runs(runs, name)}
     with RunIndex(runs) as index:
         index.refresh()
@@ -111,31 +121,42 @@ def _secrets(workspace: Path) -> tuple[str, ...]:
 
 @click.command("import", cls=Command)
 @click.argument("file", type=FILE, metavar="FILE")
-@click.option(
-    "--max-size", type=SIZE, default=16 << 30, metavar="SIZE", help="Refuse what unpacks to more.  [default: 16G]"
-)
+@click.option("--rows", is_flag=True, help="Also append their rows to the results file, each once.")
+@OUTPUT
+@_max_size
 @dir_option
+@contract_option
 @verbose_option
-def import_(file: Path, max_size: int, directory: Path) -> None:
+def import_(file: Path, rows: bool, output: Path, max_size: int, directory: Path) -> int:
     """Take in the runs of a file that `madlite archive` packed.
 
     Each gets an id that is made here. They are listed as imported, and `show`, `log`, `parse`, `verify` and `reproduce`
-    know them, also by the ids that they had; results files stay as they are. A run that is here already is left as it
-    is.
+    know them, also by the ids that they had. A run that is here already is left as it is. One that is here with another
+    content is refused by its name, and the others are taken in. With --rows their rows are appended, also those of runs
+    that were taken in before.
 
     \b
-    madlite import sweep.zip
-    madlite import sweep.zip --dir ../colleague
+    madlite import sweep.tar.gz
+    madlite import sweep.tar.gz --dir ../colleague --rows
+
+    Ends with exit code 3 where a run was refused, or its rows could not be appended.
     """
     if not directory.is_dir():
         raise UsageProblem(f"{directory} is no folder", "name the one that the runs are to be in: --dir DIR")
     workspace = Path(os.path.abspath(directory))  # noqa: PTH100 - links stay as they are
+    target = workspace / output
+    if rows:
+        check_appendable(target, workspace)
     taken = import_runs(file, workspace, max_size)
+    if rows:
+        make_folder(Path(os.path.realpath(target)))
+        taken = tuple(append_imported(taken, workspace, target, new_columns(contract())))
     for imported in taken:
-        echo(f"{imported.run.id}: {imported.message}")
+        (setup.warn if imported.refused else echo)(f"{imported.run.id}: {imported.message}")
     echo(
         f"{counted(sum(imported.is_new for imported in taken), 'run')} taken in, {counted(len(taken), 'run')} in {file}"
     )
+    return int(ExitCode.RUN_FAILED if any(imported.refused for imported in taken) else ExitCode.OK)
 
 
 _LONGEST = 160  # characters of a value
@@ -143,37 +164,49 @@ _WORDS = {"ok": "OK", "differs": "differs", "unchecked": "OK as far as it can be
 
 
 @click.command("verify", cls=Command)
-@click.argument("run", nargs=-1, required=True, shell_complete=complete_runs)
+@click.argument("what", nargs=-1, required=True, metavar="FILE|RUN...", shell_complete=complete_runs)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of runs, each with every check.")
 @click.option("--strict", is_flag=True, help="End with exit code 5 also where something cannot be checked.")
+@_max_size
 @dir_option
 @common_options
-def verify(run: tuple[str, ...], as_json: bool, strict: bool, directory: Path, no_plugins: bool) -> int:
+def verify(what: tuple[str, ...], as_json: bool, strict: bool, max_size: int, directory: Path, no_plugins: bool) -> int:
     """Read the logs of runs again, and compare what they give with what is recorded.
 
-    A log is read as its run read it: by the backend and the rules of its plan. Compared are hashes of rendered files,
-    plan, status, numbers, steps, steady window, rows. RUN is the id of a run, a part or a pattern of it, last, or
-    last~1, also of one that `madlite import` took in. Nothing is changed.
+    A log is read as its run read it: by the backend and the rules of its plan. Compared are hashes (manifest, rendered
+    files), plan, status, numbers, steps, steady window, rows. A FILE is an archive of `madlite archive`; RUN is the id
+    of a run, a part or a pattern of it, last, or last~1. Nothing is changed.
 
     \b
     madlite verify last
-    madlite verify '2026*' --json
+    madlite verify sweep.tar.gz --json
+    madlite verify '2026*'
 
-    Ends with exit code 5 where something differs, 4 where a record cannot be read.
+    Ends with exit code 5 where something differs, 4 where an archive or a record cannot be read.
     """
-    from madlite.archive import verify as of_runs
-
-    plugins, runs = setup.load(no_plugins), runs_folder(directory)
+    plugins = setup.load(no_plugins)
     try:
-        found = [of_runs.verify_run(open_run(folder), plugins) for name in run for folder in match_runs(runs, name)]
+        found = [verified for name in what for verified in _verified(name, directory, plugins, max_size)]
     finally:
         setup.print_problems(plugins.problems)
     if as_json:
-        echo_json(of_runs.as_json(found))
+        from madlite.archive.verify import as_json as values
+
+        echo_json(values(found))
     else:
         _print_verified(found)
     bad = [verified for verified in found if verified.outcome == "differs" or (strict and verified.outcome != "ok")]
     return int(ExitCode.RESULT_CHECK_FAILED if bad else ExitCode.OK)
+
+
+def _verified(name: str, directory: Path, plugins: Plugins, max_size: int) -> Iterator[Verified]:
+    from madlite.archive.verify import verify_archive, verify_run
+
+    if "/" in name or exists(Path(name)):
+        yield from verify_archive(Path(name), plugins, max_size)
+        return
+    for folder in match_runs(runs_folder(directory), name):
+        yield verify_run(open_run(folder), plugins)
 
 
 def _print_verified(found: Sequence[Verified]) -> None:
@@ -198,7 +231,7 @@ def _text(item: Item) -> str:
     return f"{item.what} cannot be checked: {item.why}{values}"
 
 
-_OF_LOG = frozenset(("number", "status", "steps", "window", "TFLOP/s/GPU", "MFU"))
+_OF_LOG = frozenset(("number", "status", "steps", "window", "steps.jsonl", "TFLOP/s/GPU", "MFU"))
 
 
 @click.command("clean --old", cls=Command)

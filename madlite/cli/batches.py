@@ -227,12 +227,14 @@ def resumed(
     Raises:
         UsageProblem: as `resume`.
     """
-    found = resume(before, runs.every, options.workspace)
+    found = resume(before, runs.every, options.workspace, options.environ)
     journal.carry(before, found.requested.values())
     count = len(runs.planned)
     done = count - len(found.left(runs.planned))
     were = "is finished and not repeated" if done == 1 else "are finished and not repeated"
     screen.end([f"resuming {batch_text(before)}: {done} of {count} runs {were}"])
+    for text in found.notes:
+        screen.warn(text)
     for planned_run in runs.planned:
         result = found.finished.get(planned_run.plan.id)
         if result is not None and result.status is Status.FAILURE:

@@ -109,7 +109,7 @@ _NEXT = {
     "export": {0: "madlite export --list, for other formats"},
     "archive": {0: "madlite verify FILE"},
     "import": {0: "madlite runs"},
-    "verify": {0: "madlite archive last -o run.zip", 5: "madlite show last --all"},
+    "verify": {0: "madlite archive last -o run.tar.gz", 5: "madlite show last --all"},
     "doctor": {0: "madlite discover, madlite run --tags demo"},
     "clean": {0: "madlite runs"},
 }

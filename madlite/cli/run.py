@@ -50,6 +50,7 @@ from madlite.perfcsv.rows import new_columns
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.registry import preemption_here
+from madlite.run.from_plan import inputs_of
 from madlite.run.planning import check_plans, check_start, in_one_line, run_checks
 from madlite.store.batches import BatchLog, LoggedBatch
 
@@ -254,7 +255,7 @@ def run_planned(
         study_before = batch_before.study if batch_before is not None else ""
         for text in recovery_report(options.workspace, study_before, recovered) if options.rows else ():
             screen.warn(text)
-        journal.note(study=runs.study_id, series=series_of(runs.planned))
+        journal.note(study=runs.study_id, series=series_of(runs.planned), inputs=inputs_of(run.plan for run in planned))
         batch.begin()
         standing = before.standing if before is not None else standing
         standing = standing or (failed_before(planned[0].plan) if params.get("plan_file") else {})

@@ -39,6 +39,8 @@ from madlite.store.events import (
 from madlite.store.folder import RECORD, exists, is_run, open_runs, real_folders
 from madlite.store.locks import is_locked, open_locked, remove_locked
 
+_LOCKS = ".batch-*.lock"
+
 
 def _lock_name(batch_id: str) -> str:
     return f".batch-{batch_id}.lock"
@@ -48,7 +50,8 @@ class LoggedBatch:
     """A batch as the event log has it; a command that goes on with it has its `lock`.
 
     `requested` are all of its runs, `ended` the ids of those that have a row or get none, and `never_started` the
-    others that have no folder either.  `failed` where its failed runs are to be run again, too.
+    others that have no folder either.  `inputs` are the files that its runs use with their SHA-256.
+    `failed` where its failed runs are to be run again, too.
     """
 
     def __init__(self, runs: Path, batch_id: str, log: EventLog, lock: int = -1, *, failed: bool = False) -> None:
@@ -57,6 +60,7 @@ class LoggedBatch:
         asked = [event for event in events if isinstance(event, Requested)]
         first = asked[0] if asked else Requested()  # its line was edited by hand
         self.started, self.command, self.study, self.series = first.at, first.command, first.study, first.series
+        self.inputs = first.inputs
         self.last_at = max((event.at for event in events), default="")
         self.requested = tuple({run.id: run for requested in asked for run in requested.runs}.values())
         self.ended = frozenset(event.run for event in events if isinstance(event, Ended))
@@ -118,9 +122,9 @@ class BatchLog:
         """Go on with another batch, of which these runs are finished: it ends once the log has all runs of this."""
         self._resumed, self._carried = resumed, tuple(finished)
 
-    def note(self, *, study: str, series: tuple[str, ...]) -> None:
-        """Name the study that the runs belong to, with its series."""
-        self._notes = Requested(study=study, series=series)
+    def note(self, *, study: str, series: tuple[str, ...], inputs: dict[str, str]) -> None:
+        """Name the study that the runs belong to with its series, and the files that they use."""
+        self._notes = Requested(study=study, series=series, inputs=inputs)
 
     def request(self, runs: Iterable[RequestedRun]) -> None:
         """Record runs that are about to begin, in their order; from now on only `close` is an orderly end."""
@@ -235,7 +239,7 @@ def open_last(workspace: Path) -> LoggedBatch:
 
 
 def _last(log: EventLog) -> str:
-    for name in reversed(dict.fromkeys(log.ids(Requested))):
+    for name in reversed(_own(log)):
         first = next((event for event in log.about(name) if isinstance(event, Requested)), None)
         if first is not None and _is_resumable(first.command):
             return name
@@ -250,7 +254,13 @@ def study_to_resume(workspace: Path) -> str:
 
 def _not_ended(log: EventLog) -> list[str]:
     ended = frozenset(log.ids(BatchEnded))
-    return [name for name in dict.fromkeys(log.ids(Requested)) if name not in ended]
+    return [name for name in _own(log) if name not in ended]
+
+
+def _own(log: EventLog) -> list[str]:
+    """Return the batches that began in this folder: those of a copied one are the original's."""
+    here = log.made(log.ids(Requested))
+    return [name for name in dict.fromkeys(log.ids(Requested)) if name in here]
 
 
 def _claimed(runs: Path, batch_id: str, log: EventLog | None = None, *, failed: bool = False) -> LoggedBatch | None:
@@ -287,6 +297,12 @@ def last_batch(workspace: Path, study_id: str) -> LoggedBatch | None:
     log = EventLog.read(runs)
     batches = [requested.batch for requested in log.of(Requested) if requested.study == study_id]
     return LoggedBatch(runs, batches[-1], log) if batches else None
+
+
+def dead_locks(workspace: Path) -> tuple[Path, ...]:
+    """Return the locks of batches whose madlite is gone; who goes on with one makes its lock again."""
+    found = (workspace / RUNS).glob(_LOCKS)
+    return tuple(path for path in sorted(found) if not is_locked(path, unknown=True))
 
 
 def is_batch_running(runs: Path) -> bool:
@@ -401,9 +417,9 @@ def read_summary(workspace: Path, study_id: str) -> bytes:
 
 
 def studies_of(workspace: Path, kind: str) -> list[StudyStarted]:
-    """Return the studies of a kind that requested a run, the newest last."""
+    """Return the studies of a kind that began in this folder and requested a run, the newest last."""
     log = EventLog.read(workspace / RUNS)
-    requested = {requested.study for requested in log.of(Requested)}
+    requested = log.made(requested.study for requested in log.of(Requested))
     found = (study for study in log.of(StudyStarted) if study.kind == kind and study.study in requested)
     return sorted(found, key=lambda study: study.study)
 

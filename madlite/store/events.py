@@ -6,6 +6,9 @@ a run that was started and has no record was cut off, a batch that was requested
 A line is one of the kinds of `AnyEvent`, tagged with `event`; its third key is what it is about.  Lines are appended
 under the one lock of the file; a line that a kill or a full disk cut off is skipped.  On a shared folder only the side
 that submits jobs writes here: a run inside a job has its own folder.
+
+The log says in which folder it was begun, by the folder's inode.  What a copied or moved log says of runs, batches,
+submissions and studies before that stays known, and is not continued: their processes and jobs are the original's.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from madlite.model import FileName, Json, Value, json_line
 from madlite.store.locks import acquire
 
 EVENTS = "events.jsonl"
+_HEAD_BYTES = 256  # in which the first line is
 _LOG = logging.getLogger(__name__)
 
 
@@ -38,6 +42,12 @@ class Event(Value, frozen=True, omit_defaults=True, tag_field="event"):
     """One line; `at` is when, in UTC."""
 
     at: str = msgspec.field(default_factory=now)
+
+
+class LogBegan(Event, frozen=True, omit_defaults=True, tag="log"):
+    """What follows was written in the folder of this inode."""
+
+    inode: str = ""
 
 
 class RequestedRun(Value, frozen=True, omit_defaults=True):
@@ -58,7 +68,8 @@ class Requested(Event, frozen=True, omit_defaults=True, tag="requested"):
     """Runs that a command is about to run as one batch; a study requests more of them as it goes on.
 
     The first event of a batch has its `command`.  `study` is the study that its runs belong to, `series` its series as
-    `batch.runner.series_of` has them.
+    `batch.runner.series_of` has them, and `inputs` the files of the working folder that the runs use, with their
+    SHA-256.
     """
 
     batch: FileName = ""
@@ -66,6 +77,7 @@ class Requested(Event, frozen=True, omit_defaults=True, tag="requested"):
     command: tuple[str, ...] = ()
     study: str = ""
     series: tuple[str, ...] = ()
+    inputs: dict[str, str] = {}
 
 
 class Started(Event, frozen=True, omit_defaults=True, tag="started"):
@@ -160,7 +172,8 @@ class RebuildStarted(Event, frozen=True, omit_defaults=True, tag="rebuild_starte
 
 
 AnyEvent: TypeAlias = (
-    Requested
+    LogBegan
+    | Requested
     | Started
     | Ended
     | BatchEnded
@@ -186,7 +199,9 @@ def append(runs: Folder, *events: Event, durable: bool = False) -> None:
     try:
         with suppress(OSError):  # a file system without locks: only NFS loses a line of two writers then
             acquire(fd, None)
-        if append_lines(fd, b"".join(map(json_line, events)), EVENTS):
+        inode = str(os.fstat(runs.fd).st_ino)
+        begin = () if _inode_of(fd, os.fstat(fd).st_size, inode) else (LogBegan(inode=inode),)
+        if append_lines(fd, b"".join(map(json_line, (*begin, *events))), EVENTS):
             _LOG.warning("%s: its last line was cut off by a kill or a full disk, and is skipped", runs.path / EVENTS)
         if durable:
             os.fsync(fd)
@@ -194,11 +209,26 @@ def append(runs: Folder, *events: Event, durable: bool = False) -> None:
         os.close(fd)
 
 
+def _inode_of(fd: int, size: int, inode: str) -> bool:
+    """Return whether the log's last `LogBegan` is of this inode: mostly the first line is the only one."""
+    if _last_inode(os.pread(fd, _HEAD_BYTES, 0)) == inode:
+        return True
+    return _last_inode(os.pread(fd, size, 0)) == inode
+
+
+def _last_inode(data: bytes) -> str:
+    found = _ids_of(LogBegan, data)
+    return found[-1] if found else ""
+
+
 class EventLog:
     """The events of a folder of runs as they are at this moment; only lines that are asked for are decoded."""
 
-    def __init__(self, data: bytes = b"") -> None:
+    def __init__(self, data: bytes = b"", inode: str = "") -> None:
         self._data = data[: data.rfind(b"\n") + 1]
+        begun = self._data.rfind(b'{"event":"log"')
+        here = begun >= 0 and _last_inode(self._data[begun : begun + _HEAD_BYTES]) == inode
+        self._here = self._data[begun:] if here else b""
 
     @classmethod
     def read(cls, runs: Path) -> EventLog:
@@ -207,7 +237,7 @@ class EventLog:
             with Folder.open(runs) as folder:
                 fd = folder.open_file(EVENTS, os.O_RDONLY, make=False)
                 with os.fdopen(fd, "rb") as file:
-                    return cls(file.read())
+                    return cls(file.read(), str(os.fstat(folder.fd).st_ino))
         except OSError:
             return cls()
 
@@ -229,8 +259,10 @@ class EventLog:
 
     def own_runs(self) -> frozenset[str]:
         """Return the ids of the runs that began in this folder, or were imported into it."""
-        of_jobs = (name for kind in (Submitted, JobEvent) for event in self.of(kind) for name in _runs_of(event))
-        return frozenset((*self.ids(Started), *self.ids(RunImported), *of_jobs))
+        found = {*_ids_of(Started, self._here), *_ids_of(RunImported, self._here)}
+        here = EventLog(self._here)
+        found.update(name for kind in (Submitted, JobEvent) for event in here.of(kind) for name in _runs_of(event))
+        return frozenset(found)
 
     def settled_runs(self) -> frozenset[str]:
         """Return the runs that have their rows and record for certain: no command looks for what is left of them."""
@@ -247,7 +279,8 @@ class EventLog:
 
     def has_own(self, run_id: str, *kinds: type[Event]) -> bool:
         """Return whether a run is one of `own_runs`, by events of these kinds or of any; the others are not read."""
-        return any(run_id in _runs_of(event) for event in self.about(run_id) if isinstance(event, kinds or Event))
+        events = EventLog(self._here).about(run_id)
+        return any(run_id in _runs_of(event) for event in events if isinstance(event, kinds or Event))
 
     def failed_before(self, run_id: str) -> str:
         """Return the run that failed, and that a run of a submission is to be the next attempt of; "" for none."""
@@ -255,8 +288,9 @@ class EventLog:
         return next((event.after[run_id] for event in asked if run_id in event.after), "")
 
     def made(self, names: Iterable[str]) -> frozenset[str]:
-        """Return those of the ids of submissions and studies that began in this folder."""
-        return frozenset(names) & {name for kind in (Submitted, StudyStarted) for name in self.ids(kind)}
+        """Return those of the ids of batches, submissions and studies that began in this folder."""
+        kinds = (Requested, Submitted, StudyStarted)
+        return frozenset(names) & {name for kind in kinds for name in _ids_of(kind, self._here)}
 
 
 def _runs_of(event: Event) -> tuple[str, ...]:

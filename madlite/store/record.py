@@ -65,7 +65,7 @@ from madlite.plan.inputs import CACHES_INSIDE
 from madlite.plan.submission import PREFIX
 from madlite.secrets import MASK, Redactor, is_secret
 from madlite.store.events import EventLog, RunImported, RunPruned, now
-from madlite.store.folder import LOCK, PLAN, PROGRESS, RECORD, RESULT, RUN_JOURNAL, RunRows, exists
+from madlite.store.folder import LOCK, PLAN, PROGRESS, RECORD, RESULT, RUN_JOURNAL, RunRows, exists, read_run
 from madlite.text import indented, read_json, scalar_text
 
 VERSION = 2
@@ -513,6 +513,8 @@ class NotedRuns:
         self._runs, log = runs, EventLog.read(runs)
         self.imported = {event.run: event for event in log.of(RunImported)}
         self.pruned = {event.run: event for event in log.of(RunPruned)}
+        self.rows_of_pruned = {event.run: event.rows_in for event in log.of(RunPruned) if event.rows_in}
+        """The results file that has the rows of a run whose folder was pruned, whatever became of the run since."""
 
     @cached_property
     def of_jobs(self) -> frozenset[str]:
@@ -530,8 +532,11 @@ class NotedRuns:
 
 
 def rows_here(folder: Path, record: Record, noted: NotedRuns) -> RunRows | None:
-    """Return the rows that a run has for results files of this folder: an imported one's are in files of another."""
-    return record.rows if not noted.origin(folder.name) else None
+    """Return the rows that a run has for results files of this folder.
+
+    The record of an imported run names the files of another one; here it has those that `import --rows` appended.
+    """
+    return record.rows if not noted.origin(folder.name) else read_run(folder).rows
 
 
 def read_record(folder: Path) -> Record | None:
@@ -621,14 +626,16 @@ def result_text(result: RunResult) -> str:
 
 
 def load_result(folder: Path) -> RunResult:
-    """Return the result that a run's folder holds.
+    """Return the result that a run's folder holds: of one whose record has rows that no file took, that.
 
     Raises:
         RecordError: there is none, or it cannot be read.
     """
-    if (data := _content(folder / RESULT)) is None:
+    if (data := _content(folder / RESULT)) is not None:
+        return _read(data)
+    if (record := load_record(folder)) is None:
         raise RecordError(f"it has no {RESULT}")
-    return _read(data)
+    return RunResult(record=record)
 
 
 def _read(data: bytes) -> RunResult:

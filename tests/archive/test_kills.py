@@ -18,8 +18,8 @@ def folders(place: Path) -> set[str]:
 
 
 def test_an_import_that_was_killed_between_two_runs_is_finished_by_the_next(place, capsys, tmp_path):
-    said(capsys, "archive", "2*", "-o", "x.zip")
-    other, archive = tmp_path / "other", str(place / "x.zip")
+    said(capsys, "archive", "2*", "-o", "x.tar.gz")
+    other, archive = tmp_path / "other", str(place / "x.tar.gz")
     other.mkdir()
     run_killed(other, (KILL_AT, "madlite.archive.import_._import_run", "before", "2"), "import", archive)
     first, second = sorted(run_of(place, which).name for which in (TRAINING, SCRIPT))
@@ -29,6 +29,18 @@ def test_an_import_that_was_killed_between_two_runs_is_finished_by_the_next(plac
     assert f"{first}: already here as {here}" in text and f"{second}: taken in" in text
     assert here in folders(other) and len(folders(other)) == 2
     assert said(capsys, "verify", "2*", "--dir", str(other), "--strict").count(" OK ") == 2
+
+
+def test_rows_of_an_import_that_was_killed_after_one_was_appended_are_there_once(place, capsys, tmp_path):
+    said(capsys, "archive", "2*", "-o", "x.tar.gz")
+    other, archive = tmp_path / "other", str(place / "x.tar.gz")
+    other.mkdir()
+    run_killed(other, (KILL_AT, "madlite.batch.collect.append_once", "after", "1"), "import", archive, "--rows")
+    said(capsys, "import", archive, "--dir", str(other), "--rows")
+    assert (other / "perf.csv").read_bytes() == (place / "perf.csv").read_bytes()
+    again = ("--runs", str(other / "madlite_runs"), "--of", str(other / "perf.csv"), "-o", str(other / "again.csv"))
+    said(capsys, "report", "rebuild", *again)
+    assert (other / "again.csv").read_bytes() == (place / "perf.csv").read_bytes()
 
 
 def test_a_removal_that_was_killed_is_finished(place, capsys):

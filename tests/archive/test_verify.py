@@ -7,12 +7,11 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import mkdtemp
 
 import pytest
 
 from madlite.cli.main import call
-from tests.archive import zips
+from tests.archive import tars
 from tests.rows import each_row
 
 pytestmark = pytest.mark.host
@@ -34,21 +33,16 @@ def said(capsys: pytest.CaptureFixture[str], *args: str, code: int = 0) -> str:
 
 
 def differing(capsys: pytest.CaptureFixture[str], what: str) -> dict[str, tuple[str, str]]:
-    """Return what differs of one run, or of the run of an archive once it is imported: recorded, and found."""
-    words = [what]
-    if what.endswith(".zip"):
-        other = Path(mkdtemp(dir=Path(what).parent))
-        assert call(["import", what, "--dir", str(other)]) == 0
-        words = ["last", "--dir", str(other)]
+    """Return what differs of one run or archive: recorded, and found."""
     capsys.readouterr()
-    assert call(["verify", *words, "--json"]) == 5
+    assert call(["verify", what, "--json"]) == 5
     runs = json.loads(capsys.readouterr().out)
     items = [item for run in runs for item in run["checks"] if item["outcome"] == "differs"]
     return {item["what"]: (item["recorded"], item["found"]) for item in items}
 
 
 def packed(place: Path, which: str) -> Path:
-    archive = place / "x.zip"
+    archive = place / "x.tar.gz"
     archive.unlink(missing_ok=True)
     assert call(["archive", run_of(place, which).name, "-o", archive.name]) == 0
     return archive
@@ -60,18 +54,14 @@ def rebuilt(capsys: pytest.CaptureFixture[str], place: Path, name: str) -> str:
     return said(capsys, "report", "rebuild", *(part for at, one in words.items() for part in (at, str(place / one))))
 
 
-def test_runs_are_what_their_logs_give_also_once_they_are_imported(place, capsys, tmp_path):
+def test_runs_and_their_archive_are_what_their_logs_give(place, capsys):
     text = said(capsys, "verify", "2*")
     assert text.count(" OK ") == 2 and "2 runs, none with differences" in text
-    said(capsys, "archive", "2*", "-o", "x.zip")
-    other = tmp_path / "other"
-    other.mkdir()
-    said(capsys, "import", "x.zip", "--dir", str(other))
-    assert not (other / "perf.csv").exists(), "perf.csv is of what ran here"
-    whole = json.loads(said(capsys, "verify", "2*", "--dir", str(other), "--json", "--strict"))
-    assert [run["outcome"] for run in whole] == ["ok", "ok"] and all(len(run["checks"]) >= 6 for run in whole)
+    said(capsys, "archive", "2*", "-o", "x.tar.gz")
+    whole = json.loads(said(capsys, "verify", "x.tar.gz", "--json", "--strict"))
+    assert [run["outcome"] for run in whole] == ["ok", "ok"] and all(len(run["checks"]) >= 8 for run in whole)
     names = {item["what"] for run in whole for item in run["checks"]}
-    assert {"plan", "status", "steps", "window median", "row", "file steps.jsonl", "file run.sh"} <= names
+    assert {"manifest", "plan", "status", "steps", "window median", "row", "steps.jsonl", "file run.sh"} <= names
 
 
 def test_a_file_in_which_a_secret_was_masked_cannot_be_checked(place, capsys, tmp_path, monkeypatch):
@@ -80,8 +70,9 @@ def test_a_file_in_which_a_secret_was_masked_cannot_be_checked(place, capsys, tm
     monkeypatch.delenv("HF_TOKEN")
     other.mkdir()
     said(capsys, "import", str(archive), "--dir", str(other))
-    text = said(capsys, "verify", "last", "--dir", str(other), code=5)
-    assert "file run.log cannot be checked: a secret was masked in it when it was packed" in text
+    for name, words in ((str(archive), ()), ("last", ("--dir", str(other)))):
+        text = said(capsys, "verify", name, *words, code=5)
+        assert "file run.log cannot be checked: a secret was masked in it when it was packed" in text
 
 
 def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
@@ -143,7 +134,7 @@ TAMPERED = {
     "a line of the log": (
         "run.log",
         lambda data: re.sub(rb"tps 100\d\.5", b"tps 3000.5", data),
-        {NUMBER: ("1001.5", "3000.5"), "window median": ("1001.5", "3000.5")},
+        {NUMBER: ("1001.5", "3000.5"), "window median": ("1001.5", "3000.5"), "steps.jsonl line 1": None},
     ),
     "a step of the log": ("run.log", replaced(b"step 20 loss", b"stop 20 loss"), {"steps": ("20", "19")}),
     "the end of the log": ("run.log", lambda data: data[: data.index(b"step 15")], {"steps": ("20", "14")}),
@@ -152,7 +143,7 @@ TAMPERED = {
         lambda data: re.sub(rb"(step 19 loss) \S+", rb"\1 nan", data),
         {"status": ("SUCCESS", None)},
     ),
-    "the steps file": ("steps.jsonl", lambda data: data + b"\n", {"file steps.jsonl": None}),
+    "the steps file": ("steps.jsonl", replaced(b'"n":7', b'"n":8'), {"steps.jsonl line 7": None}),
     "the script": ("run.sh", lambda data: data + b"# more\n", {"file run.sh": None}),
     "the plan": ("plan.json", replaced(b'"backend": "torchrun"', b'"backend": "script"'), {"plan backend": None}),
     "the plan's id": ("plan.json", lambda data: re.sub(rb'"id": "2\w+', b'"id": "x', data, count=1), {"plan id": None}),
@@ -162,7 +153,7 @@ TAMPERED = {
 @each_row("what", TAMPERED)
 def test_an_archive_that_was_changed_with_its_hashes_does_not_agree_with_its_log(place, capsys, what):
     name, change, expected = TAMPERED[what]
-    archive = zips.changed(packed(place, TRAINING), place / "y.zip", f"/{name}", change, hashes=True)
+    archive = tars.changed(packed(place, TRAINING), place / "y.tar.gz", f"/{name}", change, hashes=True)
     found = differing(capsys, str(archive))
     for key, values in expected.items():
         assert key in found, found
@@ -174,19 +165,19 @@ def test_an_archive_that_was_changed_with_its_hashes_does_not_agree_with_its_log
 
 @each_row("name", ["record.json", "run.log", "run.sh", "plan.json", "steps.jsonl"])
 def test_a_file_that_was_swapped_is_not_the_manifest_s(place, capsys, name):
-    archive = zips.changed(packed(place, TRAINING), place / "y.zip", f"/{name}", lambda data: data + b"\n")
-    assert f"{name}' is not as it was packed" in said(
-        capsys, "import", str(archive), "--dir", str(place.parent), code=4
-    )
+    archive = tars.changed(packed(place, TRAINING), place / "y.tar.gz", f"/{name}", lambda data: data + b"\n")
+    found = differing(capsys, str(archive))
+    assert found[f"manifest {name}"]
+    assert "is not as it was packed" in said(capsys, "import", str(archive), "--dir", str(place.parent), code=4)
     assert not [*place.parent.glob("madlite_runs/[!.]*")]
 
 
 def test_a_file_that_is_gone_from_an_archive_is_missed(place, capsys):
-    files = zips.read(packed(place, TRAINING))
+    files = tars.read(packed(place, TRAINING))
     gone = next(name for name in files if name.endswith("run.log"))
     del files[gone]
-    archive = zips.write(place / "y.zip", files)
-    assert "run.log' is missing" in said(capsys, "import", str(archive), "--dir", str(place.parent), code=4)
+    archive = tars.write(place / "y.tar.gz", files)
+    assert differing(capsys, str(archive))["manifest run.log"][1] == "no such file"
 
 
 def test_a_changed_number_of_a_script_is_found_in_its_folder_and_in_perf_csv(place, capsys):
@@ -213,21 +204,22 @@ def test_an_error_that_was_added_to_a_script_s_log_is_found(place, capsys):
 def test_patterns_of_elsewhere_that_never_end_are_ended_and_said_in_a_sentence(place, capsys, tmp_path, monkeypatch):
     """A run's own patterns are its user's code; those of an archive are not."""
     endless = rb"step (?:\\d+)+z (?P<n>\\d+) loss"
-    files = zips.read(packed(place, TRAINING))
+    files = tars.read(packed(place, TRAINING))
     for name, data in files.items():
         if name.endswith(("plan.json", "record.json")):
             files[name] = data.replace(rb"step (?P<n>\\d+) loss", endless)
             assert files[name] != data
         if name.endswith("run.log"):
             files[name] = b"step " + b"1" * 60 + b" loss\n" + data
-    archive = zips.write(tmp_path / "y.zip", zips.with_hashes(files))
+    archive = tars.write(tmp_path / "y.tar.gz", tars.with_hashes(files))
     monkeypatch.setattr("madlite.archive.verify._LIMIT_S", 1)
     other = tmp_path / "other"
     other.mkdir()
     said(capsys, "import", str(archive), "--dir", str(other))
     why = "was not read within 1 s, by the patterns of its plan, which came from elsewhere"
-    text = said(capsys, "verify", "2*", "--dir", str(other), code=5)
+    text = said(capsys, "verify", str(archive), code=5)
     assert text.count(why) == 1 and "number cannot be checked: the log of run" in text
+    assert said(capsys, "verify", "2*", "--dir", str(other), code=5).count(why) == 1
     text = said(capsys, "parse", "last", "--dir", str(other), code=4)
     assert text.count(why) == 1 and "| madlite parse -" in text
 
@@ -263,20 +255,36 @@ def test_a_log_whose_middle_is_missing_makes_no_difference_of_its_steps(place, c
 
 
 def test_what_cannot_be_read_is_said_in_a_sentence(place, capsys):
-    (place / "x.zip").write_bytes(b"no archive")
-    assert "x.zip is no whole archive of runs" in said(capsys, "import", "x.zip", code=4)
-    assert "no-such.zip" in said(capsys, "import", "./no-such.zip", code=4)
-    assert "no-such" in said(capsys, "verify", "no-such", code=4)
+    (place / "x.tar.gz").write_bytes(b"no archive")
+    assert "x.tar.gz is no whole archive of runs" in said(capsys, "verify", "x.tar.gz", code=4)
+    assert "no-such.tar.gz" in said(capsys, "verify", "./no-such.tar.gz", code=4)
     (run_of(place, SCRIPT) / "record.json").write_text("{")
     assert "record.json" in said(capsys, "verify", run_of(place, SCRIPT).name, code=4)
 
 
-def test_imported_runs_add_no_row_to_a_rebuilt_file(place, capsys, tmp_path):
-    said(capsys, "archive", f"*{SCRIPT}*", "-o", "x.zip")
+def test_imported_runs_are_verified_and_their_rows_appended_once(place, capsys, tmp_path):
+    said(capsys, "archive", "2*", "-o", "x.tar.gz")
+    other = tmp_path / "other"
+    other.mkdir()
+    archive = str(place / "x.tar.gz")
+    assert "2 runs taken in" in said(capsys, "import", archive, "--dir", str(other))
+    assert not (other / "perf.csv").exists()
+    assert "its row was added to perf.csv" in said(capsys, "import", archive, "--dir", str(other), "--rows")
+    assert (other / "perf.csv").read_bytes() == (place / "perf.csv").read_bytes()
+    assert "its row is in perf.csv" in said(capsys, "import", archive, "--dir", str(other), "--rows")
+    assert (other / "perf.csv").read_bytes() == (place / "perf.csv").read_bytes()
+    text = said(capsys, "verify", "2*", "--dir", str(other), "--strict")
+    assert text.count(" OK ") == 2
+    rebuilt(capsys, other, "again.csv")
+    assert (other / "again.csv").read_bytes() == (place / "perf.csv").read_bytes()
+
+
+def test_imported_runs_without_rows_add_none_to_a_rebuilt_file(place, capsys, tmp_path):
+    said(capsys, "archive", f"*{SCRIPT}*", "-o", "x.tar.gz")
     other = tmp_path / "other"
     shutil.copytree(place, other, ignore=lambda folder, names: [name for name in names if SCRIPT in name])
     before = (other / "perf.csv").read_text().splitlines()
     (other / "perf.csv").write_text("\n".join(before[:-1]) + "\n")
-    said(capsys, "import", str(place / "x.zip"), "--dir", str(other))
+    said(capsys, "import", str(place / "x.tar.gz"), "--dir", str(other))
     text = rebuilt(capsys, other, "y.csv")
     assert "of 1 run" in text and "12.5" not in (other / "y.csv").read_text()

@@ -441,10 +441,9 @@ def test_what_a_killed_run_still_has_running_is_told(place, capsys, monkeypatch)
 
 def test_what_is_of_no_run_has_no_column_for_one(place, capsys):
     (place / "perf.csv.lock").touch()
-    half = place / "madlite_runs/.removed-0123abcd"
-    half.mkdir()
-    assert f"folder    {half}" in said(capsys, "clean")
-    assert f"removed folder: {half}" in said(capsys, "clean", "--yes")
+    (place / ".perf.csv.999999999").touch()
+    assert "file      " + str(place / ".perf.csv.999999999") in said(capsys, "clean")
+    assert f"removed file: {place}/.perf.csv.999999999" in said(capsys, "clean", "--yes")
 
 
 def test_clean_ends_what_is_of_this_folder_and_of_others_only_where_it_is_told_to(elsewhere, place, capsys):

@@ -107,12 +107,15 @@ def test_options_that_are_left_out_are_those_of_the_batch(three, tags, left_out,
     assert all(float(record["env"]["L"]) == 1 for record in three.records()) and len(three.records()) == 4
 
 
-def test_other_plans_are_run(three):
+def test_what_changed_since_is_said_and_other_plans_are_run(three):
     started = three.start("--tags", "a,b,c")
     three.wait_for("begun")
     kill(started)
+    script = three.folder / "scripts/a/run.sh"
+    script.write_text(script.read_text() + "# changed\n")
     done = three.run("--tags", "a,b,c", "--resume", "--set", "env.OTHER=1")
     assert done.returncode == 0 and "0 of 3 runs are finished" in done.stdout, done.stdout + done.stderr
+    assert "scripts/a/run.sh has changed since the batch began" in done.stdout
     assert cut_off_and_done(three) == (["b"], ["a", "a", "b", "c"])
 
 

@@ -96,7 +96,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
         changes = {"backend": FORGED, "batch": FORGED, "study": study, "settings": {FORGED: FORGED}, "args": FORGED}
         store(work, run, result, log=b"performance: 12.5 tps\n", card=card, **changes)
     (work / "perf.csv").write_text(f'model,performance,metric,status\n"{FORGED}",5,"{FORGED}",SUCCESS\n')
-    assert call(["archive", "2026*", "-o", str(work / "x.zip"), "--dir", str(work)]) == 0
+    assert call(["archive", "2026*", "-o", str(work / "x.tar.gz"), "--dir", str(work)]) == 0
     return work
 
 
@@ -110,13 +110,14 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["show", ONE, TWO, "--all"],
         ["show", FORGED],
         ["verify", "2026*"],
+        ["verify", "x.tar.gz"],
         ["clean", "--old", "--keep-last", "1"],
         ["clean", "--old", "--keep-last", "0", "--yes"],
         ["clean", "--old", "--keep-last", "0", "--all", "--yes"],
-        ["archive", "2026*", "-o", "y.zip"],
-        ["archive", FORGED, "-o", "y.zip"],
-        ["import", "x.zip"],
-        ["import", "x.zip", "--dir", "other"],
+        ["archive", "2026*", "-o", "y.tar.gz"],
+        ["archive", FORGED, "-o", "y.tar.gz"],
+        ["import", "x.tar.gz"],
+        ["import", "x.tar.gz", "--dir", "other", "--rows"],
         ["parse", ONE],
         ["log", ONE],
         ["reproduce", ONE],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from madlite.batch.leftovers import recovery_report
+from madlite.batch.leftovers import find_leftovers, recovery_report, remove
 from madlite.cli.batches import unfinished
 from madlite.errors import UsageProblem
 from madlite.files import Folder
 from madlite.store import batches
 from madlite.store.batches import (
     BatchLog,
+    dead_locks,
     interrupted_batches,
     is_batch_running,
     open_unfinished,
@@ -160,7 +162,7 @@ def test_the_batch_is_locked_before_anybody_can_read_of_it(tmp_path, monkeypatch
     monkeypatch.setattr(batches, "open_locked", lambda *args: (seen.append(words(tmp_path)), real(*args))[1])
     with BatchLog(tmp_path, ("run",)) as batch:
         batch.request(THREE)
-        assert seen == [[]] and words(tmp_path) == []
+        assert seen == [[]] and words(tmp_path) == [] and dead_locks(tmp_path) == ()
         batch.close()
 
 
@@ -178,6 +180,32 @@ def test_a_lock_that_clean_took_away_before_it_was_locked_is_made_again(tmp_path
     with BatchLog(tmp_path, ("run",)) as batch:
         batch.request(THREE)
         assert taken and is_batch_running(tmp_path / "madlite_runs")
+
+
+def test_the_lock_that_a_kill_left_is_removed_by_clean_and_the_batch_can_be_resumed(tmp_path):
+    kill(tmp_path)
+    assert dead_locks(tmp_path) == tuple(locks(tmp_path)) != ()
+    for one in find_leftovers(tmp_path, {"DOCKER_HOST": "unix:///nonexistent"}).leftovers:
+        assert remove(one, {}) is None
+    assert locks(tmp_path) == [] and words(tmp_path) != []
+    found = open_unfinished(tmp_path)
+    assert found is not None and len(locks(tmp_path)) == 1
+    found.close()
+
+
+def test_a_batch_of_a_copied_folder_is_neither_told_nor_resumed(tmp_path):
+    """Its command would be run, and its runs may go on in the original."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    interrupt(there, "run", "--tags", "demo")
+    shutil.copytree(there, here)
+    assert open_unfinished(here) is None and recovery_report(here) == [] != recovery_report(there)
+    with pytest.raises(UsageProblem, match="no batch of this folder was killed or interrupted"):
+        unfinished(here)
+    interrupt(here, "run", "--tags", "own")
+    found = unfinished(here)
+    assert found.command[-1] == "own"
+    found.close()
 
 
 def interrupt(workspace: Path, *command: str) -> bool:
@@ -204,7 +232,7 @@ def test_the_interrupted_batch_of_run_outlives_searches(tmp_path):
 def test_only_the_study_that_is_resumed_next_is_said_to_be(tmp_path):
     for study in ("first", "second"):
         with BatchLog(tmp_path, ("run", "--repeat", "3")) as batch:
-            batch.note(study=study, series=())
+            batch.note(study=study, series=(), inputs={})
             batch.request(THREE)
             batch.close(interrupted=True)
         assert study_to_resume(tmp_path) == study

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +15,13 @@ from madlite.perfcsv.append import append_rows
 from madlite.store import events
 from madlite.store.events import (
     EVENTS,
+    BatchEnded,
     Ended,
     EventLog,
     JobEnded,
     JobEvent,
+    LogBegan,
+    Requested,
     RunImported,
     Started,
     Submitted,
@@ -63,7 +67,7 @@ def test_a_line_that_was_cut_off_is_skipped_and_told(tmp_path: Path, caplog):
     assert EventLog.read(tmp_path).own_runs() == {"r1"}
     add(tmp_path, Started(run="r3"))
     assert [one.run for one in EventLog.read(tmp_path).of(Started)] == ["r1", "r3"]
-    assert "its last line was cut off" in caplog.text and len(lines(tmp_path)) == 3
+    assert "its last line was cut off" in caplog.text and len(lines(tmp_path)) == 4
 
 
 def test_lines_of_a_newer_madlite_are_skipped(tmp_path: Path):
@@ -81,6 +85,20 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch):
         with pytest.raises(OSError, match="No space left"):
             add(tmp_path, Started(run="r2"))
     assert (tmp_path / EVENTS).read_bytes() == before
+
+
+def test_a_copied_folder_knows_what_was_and_continues_nothing_of_it(tmp_path: Path):
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    add(there, Requested(batch="b1"), Started(run="r1"), RunImported(run="r2"))
+    shutil.copytree(there, here)
+    assert EventLog.read(there).made(["b1"]) == {"b1"} and EventLog.read(there).own_runs() == {"r1", "r2"}
+    assert EventLog.read(here).made(["b1"]) == frozenset() == EventLog.read(here).own_runs()
+    assert [one.run for one in EventLog.read(here).of(RunImported)] == ["r2"], "what is known stays known"
+    add(here, Started(run="r3"), BatchEnded(batch="b1"))
+    add(here, Started(run="r4"))
+    assert EventLog.read(here).own_runs() == {"r3", "r4"} and not is_own(here / "r1")
+    assert len(list(EventLog.read(here).of(LogBegan))) == 2, "it says once where it is now"
 
 
 def test_runs_with_their_rows_and_record_are_settled(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -65,12 +66,21 @@ def test_links_and_other_names_are_no_studies(tmp_path: Path):
     assert not list(cut_off_studies(tmp_path))
 
 
-def test_a_folder_of_a_study_that_is_not_in_the_log_is_not_opened(tmp_path):
+def test_a_study_of_a_copied_folder_is_not_resumed(tmp_path):
     """Its caches would be mounted, and its runs be taken for this folder's."""
-    study_path(tmp_path, ID).mkdir(parents=True)
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    other = "20261128T000000-abcdef"
+    StudyFolder.create(there, other, "tune", {"card": "b"}).write("study.json", "{}")
+    note_requested(there, other)
+    shutil.copytree(there, here)
+    StudyFolder.create(here, ID, "tune", {"card": "a"}).close()
+    note_requested(here, ID)
+    assert [(one.study, one.request) for one in studies_of(here, "tune")] == [(ID, {"card": "a"})]
     with pytest.raises(PermissionError, match="did not begin in this folder"):
-        StudyFolder.reopen(tmp_path, ID)
-    assert studies_of(tmp_path, "tune") == []
+        StudyFolder.reopen(here, other)
+    StudyFolder.reopen(here, ID).close()
+    assert studies_of(here, "bisect") == []
 
 
 def test_a_study_in_which_nothing_ran_is_none_to_resume(tmp_path):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import json
-import warnings
-import zipfile
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,16 +15,19 @@ Files = dict[str, bytes]
 
 def read(archive: Path) -> Files:
     """Return the files of an archive by name, the manifest first."""
-    with zipfile.ZipFile(archive) as file:
-        return {name: file.read(name) for name in file.namelist()}
+    with tarfile.open(archive, "r:gz") as tar:
+        return {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
 
 
-def write(archive: Path, files: Files, *more: str, kind: int = zipfile.ZIP_DEFLATED) -> Path:
-    """Write an archive of these files, and of more without content, perhaps once more under the same name."""
-    with warnings.catch_warnings(), zipfile.ZipFile(archive, "w", kind) as file:
-        warnings.simplefilter("ignore")
-        for name, data in (*files.items(), *((name, b"") for name in more)):
-            file.writestr(name, data)
+def write(archive: Path, files: Files, *more: tarfile.TarInfo) -> Path:
+    """Write an archive of these files, and of members without content."""
+    with tarfile.open(archive, "w:gz") as tar:
+        for name, data in files.items():
+            one = tarfile.TarInfo(name)
+            one.size = len(data)
+            tar.addfile(one, io.BytesIO(data))
+        for one in more:
+            tar.addfile(one)
     return archive
 
 
@@ -52,5 +56,16 @@ def small(run: str = "20260102T030405-a-000001", first_id: str = "", **more: obj
     record = json.dumps({"id": run, "status": "SUCCESS", "version": 2, "card": "a"}).encode()
     one = {"path": "record.json", "bytes": len(record), "sha256": hashlib.sha256(record).hexdigest()}
     packed = {"id": run, "first_id": first_id, "card": "a", "status": "SUCCESS", "files": [one]}
-    manifest = {"format": 2, "madlite": "0.1.0", "runs": [packed], **more}
+    manifest = {"format": 1, "madlite": "0.1.0", "runs": [packed], **more}
     return {"manifest.json": json.dumps(manifest).encode(), f"{run}/record.json": record}
+
+
+def zeros(archive: Path, name: str, size: int) -> Path:
+    """Write an archive whose only member claims and has that many bytes, all 0."""
+    one = tarfile.TarInfo(name)
+    one.size = size
+    with gzip.open(archive, "wb") as file:
+        file.write(one.tobuf())
+        for _ in range(size >> 20):
+            file.write(bytes(1 << 20))
+    return archive
