@@ -32,7 +32,7 @@ from madlite.perfcsv.recorded import NO_ROW, are_in_file
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
 from madlite.store.batches import cut_off_studies, dead_locks, has_caches, remove_study, reported_batches
-from madlite.store.events import EventLog, now
+from madlite.store.events import EventLog, RunImported, now
 from madlite.store.folder import (
     CHECK_PREFIX,
     CHECK_REQUEST,
@@ -498,7 +498,10 @@ def _is_own_folder(folder: Path) -> bool:
 
 
 def _may_have_left(workspace: Path) -> list[Path]:
-    return [run.folder for run in left_runs(workspace) if run.may_have_left]
+    found = [run.folder for run in left_runs(workspace) if run.may_have_left]
+    # of imported ones nothing ran here, and their journals have which rows were appended
+    imported = frozenset(EventLog.read(workspace / RUNS).ids(RunImported)) if found else frozenset()
+    return [folder for folder in found if folder.name not in imported]
 
 
 def _runs(workspace: Path) -> Iterator[Leftover]:

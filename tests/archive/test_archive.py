@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from madlite.archive import pack as manifest_of_archive
 from madlite.archive.import_ import _staging_folder, unpack
+from madlite.batch.leftovers import Leftovers, end_journals
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.files import Folder
@@ -24,7 +25,7 @@ from madlite.jobs.submission import stored_submissions
 from madlite.model import Study
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.store.events import EventLog, RunImported
-from madlite.store.folder import LOG, PLAN, RECORD, RunRows, open_runs
+from madlite.store.folder import LOG, PLAN, RECORD, RunRows, open_runs, read_run
 from madlite.store.record import File, load_record, record_json
 from tests.archive import tars
 from tests.cli.stored_runs import good, store
@@ -586,6 +587,18 @@ def pruned(place: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     assert "its row was added to perf.csv" in said(capsys, "import", "x.tgz", "--rows", "--dir", str(other))
     remove(capsys, other)
     return other
+
+
+def test_clean_leaves_the_note_of_the_rows_of_imported_runs(place, capsys):
+    record = load_record(folder(place, ONE))
+    assert record is not None
+    rows = RunRows(path="perf.csv", cells=(ROW,), appended=True)
+    (folder(place, ONE) / RECORD).write_text(record_json(replace(record, rows=rows)))
+    said(capsys, "archive", ONE, "-o", "x.tgz")
+    other = elsewhere(place)
+    said(capsys, "import", "x.tgz", "--rows", "--dir", str(other))
+    end_journals(other, Leftovers(leftovers=()))
+    assert read_run(imported(other)).rows is not None
 
 
 def remove(capsys: pytest.CaptureFixture[str], place: Path) -> None:
