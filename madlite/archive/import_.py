@@ -82,8 +82,6 @@ def import_runs(file: Path, workspace: Path, max_bytes: int) -> tuple[ImportedRu
             runs has; nothing of it is left.
     """
     check_runs_folder(workspace)
-    made = not os.path.lexists(workspace / RUNS)
-    taken: tuple[ImportedRun, ...] = ()
     try:
         with open_runs(workspace, make=True) as runs, _staging_folder(runs) as staging:
             manifest = _unpacked(file, staging, max_bytes)
@@ -92,13 +90,9 @@ def import_runs(file: Path, workspace: Path, max_bytes: int) -> tuple[ImportedRu
                 for run in manifest.runs:
                     if not runs.holds(ids.local[run.id]):
                         _rename_ids(run, ids, staging, file)
-                taken = tuple(_import_run(run, ids, staging, runs, shown(Path(file.name))) for run in manifest.runs)
+                return tuple(_import_run(run, ids, staging, runs, shown(Path(file.name))) for run in manifest.runs)
     except OSError as error:
         raise UsageProblem(f"{shown(file)} cannot be taken in: {error.strerror or error}", f"ls -ld {RUNS}") from error
-    finally:
-        if made and not any(imported.is_new for imported in taken):
-            _unmake(workspace / RUNS)
-    return taken
 
 
 def _unpacked(file: Path, staging: Folder, max_bytes: int) -> Manifest:
@@ -270,15 +264,6 @@ def _staging_folder(runs: Folder) -> Iterator[Folder]:
                 runs.remove_tree(name)
 
 
-def _unmake(runs: Path) -> None:
-    """Remove the folder of runs where nothing was taken in: the working folder is as it was."""
-    for name in (".gitignore", IMPORT_LOCK):
-        with suppress(OSError):
-            (runs / name).unlink()
-    with suppress(OSError):
-        runs.rmdir()
-
-
 # The rows of imported runs, each once.
 
 
@@ -315,7 +300,7 @@ def _append_rows(folder: Path, workspace: Path, output: Path, begin: Sequence[st
     record = load_record(folder)
     if record is None or record.rows is None:
         return "it has no row"
-    rows = replace(record.rows, path="", appended=False, kept="", at="", offset=0, columns=())
+    rows = replace(record.rows, path="", appended=False, at="", offset=0, columns=())
     with closing(RunFolder.reopen(folder)) as run_folder:
         # its journal went with its folder when that was pruned; the file had them, and has unless they were removed:
         # they are looked for before they are appended

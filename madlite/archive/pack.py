@@ -26,19 +26,7 @@ from madlite.files import Folder, NotJson, decode_json, folder_of, kind_of
 from madlite.model import RUN_ID, Value, to_json
 from madlite.reports.runs import StoredRun, why_not_over
 from madlite.secrets import MASK, Redactor, is_secret_name, masked_json
-from madlite.store.folder import (
-    CONTEXT,
-    HANDLE,
-    LOCK,
-    LOG,
-    PLAN,
-    PROGRESS,
-    RECORD,
-    RESULT,
-    RUN_JOURNAL,
-    SAVED_ROWS,
-    STEPS,
-)
+from madlite.store.folder import CONTEXT, HANDLE, LOCK, LOG, PLAN, PROGRESS, RECORD, RESULT, RUN_JOURNAL, STEPS
 from madlite.store.record import Record
 
 # What is in an archive of runs: `manifest.json`, its first file.
@@ -391,7 +379,7 @@ def _member(name: str, size: int) -> tarfile.TarInfo:
     return member
 
 
-WRITTEN = (RECORD, PLAN, CONTEXT, LOG, STEPS, SAVED_ROWS)
+WRITTEN = (RECORD, PLAN, CONTEXT, LOG, STEPS)
 """The names of madlite's own files."""
 _TEXT = frozenset((".csv", ".html", ".json", ".jsonl", ".log", ".md", ".toml", ".tsv", ".txt", ".yaml", ".yml"))
 _NOT_RESULTS = frozenset(("assets", "data", "dataset", "datasets", "hub", "node_modules", "venv"))

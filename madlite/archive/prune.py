@@ -23,13 +23,10 @@ from madlite.store.events import RunPruned, append
 from madlite.store.folder import (
     CONTEXT,
     LOCK,
-    LOG,
     PLAN,
     RECORD,
     RESULT,
     RUN_JOURNAL,
-    SAVED_ROWS,
-    STEPS,
     RunFolder,
     RunRows,
     open_runs,
@@ -37,24 +34,21 @@ from madlite.store.folder import (
 )
 from madlite.store.record import NotedRuns, Record, rows_here
 
-_STAY = frozenset((RECORD, PLAN, CONTEXT, LOCK, RUN_JOURNAL, RESULT, SAVED_ROWS))
-_LOGS = frozenset((LOG, STEPS))
+_STAY = frozenset((RECORD, PLAN, CONTEXT, LOCK, RUN_JOURNAL, RESULT))
 _BLOCK_BYTES = 512  # of st_blocks, whatever the file system
 
 
 class Rules(Value, frozen=True):
     """Which runs are meant: those to which all of this applies.
 
-    Sizes are bytes: `max_size` is what all runs of the folder may have together, the oldest go until they have.  With
-    `folders` the record goes too; with `keep_logs` log and steps stay.
+    `max_size` is how many bytes all runs of the folder may have together, the oldest go until they have.  With
+    `folders` the record goes too.
     """
 
     older_than_s: float | None = None
     keep_last: int | None = None
-    larger_than: int | None = None
     max_size: int | None = None
     folders: bool = False
-    keep_logs: bool = False
 
 
 class Prunable(Value, frozen=True):
@@ -78,7 +72,9 @@ def find_prunable(
     """
     every = list_runs(runs)
     at = now or datetime.now(timezone.utc)
-    chosen = [run for run in every[: len(every) - (rules.keep_last or 0)] if _is_meant(run, rules, at)]
+    chosen = every[: len(every) - (rules.keep_last or 0)]
+    if rules.older_than_s is not None:
+        chosen = tuple(run for run in chosen if _age_s(run, at) > rules.older_than_s)
     if not chosen:
         return [], ()
     found = find_running(runs.parent, environ, runtimes)
@@ -90,12 +86,6 @@ def find_prunable(
         meant = list(_until_small_enough(meant, everything, rules.max_size))
     notes = found.notes if any(run.record.containerised for run in chosen) else ()
     return [prunable for prunable in meant if prunable.bytes or rules.folders], notes
-
-
-def _is_meant(run: StoredRun, rules: Rules, now: datetime) -> bool:
-    if rules.older_than_s is not None and _age_s(run, now) <= rules.older_than_s:
-        return False
-    return rules.larger_than is None or _freed(run, rules) > rules.larger_than
 
 
 def _age_s(run: StoredRun, now: datetime) -> float:
@@ -142,11 +132,7 @@ class _Reasons:
 
     def _of_rows(self, run: StoredRun) -> str:
         rows = _rows_of(run, self._noted)
-        if rows is None:
-            return ""
-        if not rows.appended and run.state != CUT_OFF:
-            return f"its rows are not in {rows.path}: the next madlite run adds them"
-        if not self._rules.folders:
+        if rows is None or not self._rules.folders:
             return ""
         try:
             is_there = self._rows.has(rows)
@@ -168,9 +154,8 @@ def _goes(record: Record, rules: Rules) -> Callable[[str], bool]:
     """Return which names of a run's folder go."""
     if rules.folders:
         return lambda name: True
-    rendered = {file.path for file in record.files if file.sha256}
-    stay = _STAY | rendered | (_LOGS if rules.keep_logs else frozenset())
-    return lambda name: name not in stay and not (rules.keep_logs and name.startswith((f".{LOG}.", "run.node")))
+    stay = _STAY | {file.path for file in record.files if file.sha256}
+    return lambda name: name not in stay
 
 
 def _freed(run: StoredRun, rules: Rules) -> int:

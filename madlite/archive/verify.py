@@ -10,7 +10,7 @@ from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -96,10 +96,6 @@ class Place(Value, frozen=True):
     def workspace(self) -> Path | None:
         """The working folder of a run that is no archive's."""
         return None if self.packed is not None else self.folder.parent.parent
-
-    def is_masked(self, name: str) -> bool:
-        """Return whether the file has other bytes than the run's, for a secret was masked in it."""
-        return self.packed is not None and any(file.path == name and file.masked for file in self.packed.files)
 
 
 def verify_run(run: StoredRun, plugins: Plugins) -> Verified:
@@ -197,14 +193,14 @@ def _files(record: Record, place: Place) -> Iterator[Item]:
         if not (file.sha256 or file.path in (LOG, STEPS)):
             continue
         what, found = f"file {file.path}", _facts(place.folder, file.path)
-        if place.is_masked(file.path):
-            yield _unchecked(what, "a secret was masked in it when it was packed")
-        elif found is None:
+        if found is None:
             yield _unchecked(what, _why_gone(place))
-        elif file.sha256:
-            yield _compared(what, file.sha256, found[1])
+            continue
+        why = "a secret was masked in it when it was packed" if place.from_elsewhere and found.has_mask else ""
+        if file.sha256:
+            yield _compared(what, file.sha256, found.sha256, why)
         else:
-            yield _compared(what, f"{file.bytes} bytes", f"{found[0]} bytes")
+            yield _compared(what, f"{file.bytes} bytes", f"{found.bytes} bytes", why)
 
 
 def _why_gone(place: Place) -> str:
@@ -213,8 +209,14 @@ def _why_gone(place: Place) -> str:
     return "it is not in the archive" if place.packed is not None else "it is not here"
 
 
-def _facts(folder: Path, name: str) -> tuple[int, str] | None:
-    """Return size and SHA-256 of a file of a run; None where there is none that can be read."""
+class _Facts(NamedTuple):
+    bytes: int
+    sha256: str
+    has_mask: bool
+
+
+def _facts(folder: Path, name: str) -> _Facts | None:
+    """Return what a file of a run is; None where there is none that can be read."""
     if ".." in PurePosixPath(name).parts:
         return None
     try:
@@ -222,11 +224,12 @@ def _facts(folder: Path, name: str) -> tuple[int, str] | None:
     except (OSError, ValueError):
         return None
     with os.fdopen(fd, "rb") as file:
-        digest, size = hashlib.sha256(), 0
+        digest, size, has_mask = hashlib.sha256(), 0, False
         while piece := file.read(_CHUNK_BYTES):
             digest.update(piece)
             size += len(piece)
-    return size, digest.hexdigest()
+            has_mask |= MASK in piece
+    return _Facts(size, digest.hexdigest(), has_mask)
 
 
 # The plan, and what its log gives.

@@ -20,7 +20,7 @@ from typing import TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from madlite.batch.leftovers import appended_rows, remove_run_files, runs_with_pending_rows, target_of
+from madlite.batch.leftovers import appended_rows, remove_run_files, target_of
 from madlite.errors import RecordError, inline_hint
 from madlite.model import Cause, Diagnosis, Metric, Result, RunPlan, Status, Value
 from madlite.model.results import Attempt
@@ -44,6 +44,7 @@ from madlite.store.folder import (
     has_record,
     has_result,
     is_alive,
+    is_collected,
     other_host,
     read_progress,
     read_run,
@@ -189,29 +190,13 @@ def _outcome(folder: Path, found: Collected | Exception, failure: str) -> Collec
     return Collected(run_id=folder.name, message=f"{failure}: {what}", failed=True)
 
 
-def collect_recoverable(
-    workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS, leave: Collection[Path] = ()
-) -> list[str]:
-    """Write what runs came to whose madlite was killed after their end, and return messages.
-
-    Their rows go to `output`, or to the results file of the working folder that they name.  Those in the folders
-    `leave` are tried again.
-    """
-    left = (path for path in uncollected(workspace) if path not in leave)
-    folders = [path for path in left if named_file(path, workspace, output) is not None]
-    messages = []
-    for collected in collect_all(folders, workspace, output, begin, named=True):
-        messages += [f"{collected.run_id}: {collected.message}", *collected.warnings]
-    return [*messages, *(write_waiting(workspace) if messages else ())]
-
-
 def named_file(folder: Path, workspace: Path, output: Path) -> Path | None:
     """Return the results file that a run names; None where it names none, or a command may not write to it.
 
     It may be the first run of its file, which then is not there yet.
     """
     named = read_run(folder).file
-    return target_of(named, workspace, output, may_be_new=True) if named else None
+    return target_of(named, workspace, output) if named else None
 
 
 def cut_off_runs(workspace: Path, *, with_file: bool = True, of_other_hosts: bool = False) -> tuple[Path, ...]:
@@ -266,25 +251,35 @@ def row_elsewhere(folder: Path, workspace: Path, output: Path) -> str:
 _MOST_TOLD = 5
 
 
-def recover_cut_off(
-    workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS, running: Mapping[str, str] | None = None
+def recover(
+    workspace: Path,
+    output: Path,
+    begin: Sequence[str] = STANDARD_COLUMNS,
+    running: Mapping[str, str] | None = None,
+    leave: Collection[Path] = (),
 ) -> list[str]:
-    """Write the rows of runs that were cut off to the results files that they name; return messages, of many a few."""
-    folders = cut_off_runs(workspace)
-    every = collect_all(folders, workspace, output, begin, running or {}, named=True)
+    """Write what runs came to whose madlite was killed, amid them or after their end; return messages, of many a few.
+
+    Their rows go to the results files that they name: `output`, or one of the working folder.  Those in the folders
+    `leave` are tried again.
+    """
+    every = collect_all(cut_off_runs(workspace), workspace, output, begin, running or {}, named=True)
+    # then those whose next attempt was cut off: it has its record by now, and took their place
+    ended = (path for path in uncollected(workspace) if path not in leave and named_file(path, workspace, output))
+    every += collect_all(ended, workspace, output, begin, named=True)
     done = [item for item in every if item.result is not None or (item.failed and not item.busy)]
     messages = [f"{name}: {text}" for name, text in of_other_hosts(workspace).items()]
     messages += [cut_off_text(collected) for collected in done[:_MOST_TOLD]]
     if len(done) > _MOST_TOLD:
         without = sum(1 for collected in done[_MOST_TOLD:] if collected.failed)
         but = f", but for {without}" if without else ""
-        messages.append(f"{len(done) - _MOST_TOLD} more runs were cut off: their rows were added{but}")
+        messages.append(f"{len(done) - _MOST_TOLD} more runs were left without rows: these were added{but}")
     reports = dict.fromkeys(text for collected in done for text in collected.warnings)
     return [*messages, *reports, *(write_waiting(workspace) if done else ())]
 
 
 def cut_off_text(collected: Collected) -> str:
-    """Return what became of a run that was cut off, as a line."""
+    """Return what became of a run that had no row, as a line."""
     result = collected.result
     cause = f" [{result.code}]" if result is not None and result.status is Status.FAILURE else ""
     status = f"{result.status.value}{cause}, " if result is not None else ""
@@ -301,15 +296,15 @@ def _collect(
     """
     if why := _why_not(folder, own, cut_off=running is not None):
         raise RecordError(why)
-    if exists(folder / RECORD):
+    if is_collected(folder):
         return _already(folder)
     path = _file_of(folder, workspace, output) if named else output
     with closing(RunFolder.reopen(folder)) as run_folder:
-        if exists(folder / RECORD):  # by now
+        if is_collected(folder):  # by now
             if not read_run(folder).at:  # made right here: the run's own was removed at its end
                 run_folder.end_journal()
             return _already(folder)
-        if running is None or has_result(folder):
+        if running is None or exists(folder / RECORD) or has_result(folder):
             return (yield from _write(load_result(folder), run_folder, workspace, path))
         done = yield from _write(_cut_off(run_folder), run_folder, workspace, path, keep_journal=bool(running))
         if not running:
@@ -321,11 +316,11 @@ def _why_not(folder: Path, own: Collection[str], *, cut_off: bool) -> str:
     """Return why a command may not collect a run, "" where it may; one that was `cut_off` where that is wanted."""
     if folder.name not in own:
         return f"it did not begin in this folder: it is not in {RUNS}/{EVENTS}"
-    if exists(folder / RECORD):
+    if is_collected(folder):
         return ""
     if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: the run is theirs to collect
         return "it is another user's"
-    if cut_off or exists(folder / RESULT):
+    if cut_off or exists(folder / RESULT) or exists(folder / RECORD):
         return ""
     return "it is still running" if is_alive(folder) else f"it was cut off: it has no {RESULT} (madlite clean)"
 
@@ -422,7 +417,7 @@ def append_once(rows: RunRows, run_folder: RunFolder, workspace: Path, output: P
     Raises:
         RecordError, OSError: they are not in the file, or that cannot be seen.
     """
-    earlier, named = read_run(run_folder.path).rows, replace(rows, path=rows_path(output, workspace), kept="")
+    earlier, named = read_run(run_folder.path).rows, replace(rows, path=rows_path(output, workspace))
     begun = earlier if earlier is not None and earlier.path == named.path and not earlier.appended else None
     if begun is not None and output.exists():
         with suppress(RecordError):  # then the file is none that has them, or takes them
@@ -432,7 +427,7 @@ def append_once(rows: RunRows, run_folder: RunFolder, workspace: Path, output: P
     if earlier is not None and are_there is None:
         raise RecordError(f"whether its rows are in {earlier.path} cannot be seen", "")
     if earlier is not None and are_there:
-        done = replace(earlier, appended=True, kept="")
+        done = replace(earlier, appended=True)
         if not earlier.appended:
             run_folder.note(RunEntry(at=now(), rows=done))
         return done, f"its {'row is' if len(rows.cells) == 1 else 'rows are'} in {done.path}"
@@ -453,36 +448,6 @@ def append_once(rows: RunRows, run_folder: RunFolder, workspace: Path, output: P
     run_folder.note(RunEntry(at=now(), rows=done))
     added = f"its {'row was' if len(rows.cells) == 1 else 'rows were'} added to {done.path}"
     return done, "; ".join([added, *([left_out_text(done.path, omitted)] if omitted else [])])
-
-
-def append_pending(workspace: Path, output: Path, begin: Sequence[str] = STANDARD_COLUMNS) -> list[str]:
-    """Append pending rows of earlier runs and return messages; rows that still cannot be appended stay pending.
-
-    Rows go to `output`, the results file of the command at hand, or to a results file of the working folder; a new one
-    gets the columns `begin`.
-    """
-    every = [run.folder for run, _ in runs_with_pending_rows(workspace)]
-    # an owner can write anything into a folder: it is theirs to do
-    own = [folder for folder in every if folder.lstat().st_uid == os.geteuid()]
-    done = write_together((_append_pending(folder, workspace, output) for folder in own), begin)
-    found = [_outcome(folder, end, "no row was added") for folder, end in zip(own, done, strict=True)]
-    return [f"{collected.run_id}: {collected.message}" for collected in found if not collected.busy]
-
-
-def _append_pending(folder: Path, workspace: Path, output: Path) -> Writing[Collected]:
-    with closing(RunFolder.reopen(folder)) as run_folder:
-        record = read_record(folder)
-        if record is None or record.rows is None or record.rows.appended:  # by now
-            return Collected(run_id=folder.name, message="", busy=True)
-        path = target_of(record.rows.path, workspace, output)
-        if path is not None:
-            return (yield from _write(RunResult(record=record), run_folder, workspace, path))
-    rows_are, they = ("rows are", "they stay") if len(record.rows.cells) != 1 else ("row is", "it stays")
-    text = (
-        f"its {rows_are} for {record.rows.path}, which is neither this command's results file nor one of this folder: "
-        f"{they} in {RUNS}/{folder.name}; madlite run -o {shlex.quote(record.rows.path)} … takes what is for that file"
-    )
-    return Collected(run_id=folder.name, message=text, failed=True)
 
 
 _HINT = "madlite run --resume runs it again"

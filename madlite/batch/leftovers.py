@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
@@ -32,15 +31,8 @@ from madlite.perfcsv.append import is_results_file
 from madlite.perfcsv.recorded import NO_ROW, are_in_file
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
-from madlite.store.batches import (
-    acknowledge,
-    cut_off_studies,
-    dead_locks,
-    has_caches,
-    interrupted_batches,
-    remove_study,
-)
-from madlite.store.events import EventLog, RunImported, Started, now
+from madlite.store.batches import cut_off_studies, dead_locks, has_caches, remove_study, reported_batches
+from madlite.store.events import EventLog, RunImported, now
 from madlite.store.folder import (
     CHECK_PREFIX,
     CHECK_REQUEST,
@@ -53,6 +45,7 @@ from madlite.store.folder import (
     RunRows,
     exists,
     is_alive,
+    is_collected,
     left_runs,
     lock_name,
     locked_name,
@@ -63,27 +56,13 @@ from madlite.store.folder import (
 )
 from madlite.store.gpu_leases import lease_folder
 from madlite.store.locks import is_locked
-from madlite.store.record import NotedRuns, Record, load_result, read_plan, read_record, rows_here
+from madlite.store.record import NotedRuns, load_result, read_plan, read_record, rows_here
 
-# Rows of earlier runs that their results file may lack: of runs that were cut off, and pending ones.
+# Rows of earlier runs that their results file may lack.
 
 IN_FILE, UNKNOWN = "its row is in {path}", "whether its row is in {path} cannot be seen"
 _PERF = "perf.csv"
 _MOST_NAMED = 5
-
-
-def runs_with_pending_rows(workspace: Path) -> Iterator[tuple[LeftRun, Record]]:
-    """Yield the runs that have a record, and rows that perf.csv did not take, the oldest first.
-
-    The next run appends them, each once.
-    """
-    recorded = [run for run in left_runs(workspace) if run.state == "recorded" and run.journal.cleaned is None]
-    # the rows of imported ones `madlite import` appends
-    imported = frozenset(EventLog.read(workspace / RUNS).ids(RunImported)) if recorded else frozenset()
-    for run in recorded:
-        record = read_record(run.folder) if run.folder.name not in imported else None
-        if record is not None and record.rows is not None and not record.rows.appended:
-            yield run, record
 
 
 def appended_rows(workspace: Path, after: str | None = None) -> list[RunRows]:
@@ -99,7 +78,7 @@ def appended_rows(workspace: Path, after: str | None = None) -> list[RunRows]:
     return certain
 
 
-def target_of(name: str, workspace: Path, output: Path, *, may_be_new: bool = False) -> Path | None:
+def target_of(name: str, workspace: Path, output: Path) -> Path | None:
     """Return the file of rows by their `path`; None where a command may not write to it.
 
     Other files than the `output` have to be results files of the working folder, or of a new one.
@@ -108,27 +87,22 @@ def target_of(name: str, workspace: Path, output: Path, *, may_be_new: bool = Fa
         return output
     path = workspace / name
     inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(workspace))
-    is_new = may_be_new and (not os.path.lexists(path) or (path.is_file() and not path.stat().st_size))
+    is_new = not os.path.lexists(path) or (path.is_file() and not path.stat().st_size)
     return path if inside and (is_new or is_results_file(path)) else None
 
 
 class IncompleteRun(Value, frozen=True):
-    """A run that was cut off or has pending rows: its folder, and the state of its row as text.
-
-    `comes` is what the next run does with a pending row, of a run that has its record; else "".
-    """
+    """A run that was cut off: its folder, and the state of its row as text."""
 
     folder: Path
     row: str
-    comes: str = ""
 
 
 def find_incomplete(workspace: Path) -> tuple[IncompleteRun, ...]:
-    """Return the runs of a workspace that were cut off, or whose rows perf.csv did not take."""
-    records = {run.folder: record for run, record in runs_with_pending_rows(workspace)}
-    left = [run for run in left_runs(workspace) if run.state == "cut off" or run.folder in records]
+    """Return the runs of a workspace that were cut off."""
+    left = [run for run in left_runs(workspace) if run.state == "cut off"]
     of_jobs = NotedRuns(workspace / RUNS).of_jobs if left else frozenset()
-    left = [run for run in left if run.state != "cut off" or run.folder.name not in of_jobs]
+    left = [run for run in left if run.folder.name not in of_jobs]
     # of runs that recorded the same size of the file only the last can have appended to it
     newest = sorted(left, key=lambda run: run.journal.rows.at if run.journal.rows else "", reverse=True)
     ordered = sorted(newest, key=lambda run: run.journal.rows.offset if run.journal.rows else 0)
@@ -138,34 +112,25 @@ def find_incomplete(workspace: Path) -> tuple[IncompleteRun, ...]:
         rows = run.journal.rows
         there = are_in_file(rows, workspace, appended) if rows is not None else None
         appended += [rows] if rows is not None and there else []
-        found.append(_incomplete(run, records.get(run.folder), there))
+        found.append(IncompleteRun(folder=run.folder, row=_row_state(run, there)))
     return tuple(sorted(found, key=lambda run: run.folder.name))
 
 
-def _incomplete(run: LeftRun, record: Record | None, there: bool | None) -> IncompleteRun:
-    folder, rows = run.folder, run.journal.rows
-    if record is not None and record.rows is not None:
-        if there:
-            row = IN_FILE.format(path=record.rows.path)
-            return IncompleteRun(folder=folder, row=row, comes="the next madlite run notes that")
-        kept = f" ({folder.name}/{record.rows.kept})" if record.rows.kept else ""
-        row = f"{NO_ROW} in {record.rows.path}{kept}"
-        return IncompleteRun(folder=folder, row=row, comes="the next madlite run adds it")
+def _row_state(run: LeftRun, there: bool | None) -> str:
+    rows = run.journal.rows
     if rows is None:
-        return IncompleteRun(folder=folder, row=NO_ROW if run.journal.complete else UNKNOWN.format(path=_PERF))
+        return NO_ROW if run.journal.complete else UNKNOWN.format(path=_PERF)
     state = UNKNOWN if there is None else IN_FILE if there else NO_ROW
-    return IncompleteRun(folder=folder, row=state.format(path=rows.path))
+    return state.format(path=rows.path)
 
 
 def incomplete_text(runs: Iterable[IncompleteRun]) -> list[str]:
-    """Return messages about runs that were cut off or have pending rows."""
-    every = tuple(runs)
-    cut_off = [f"{run.folder.name} ({run.row})" for run in every if not run.comes]
-    lines = [f"{run.folder.name}: {run.row}; {run.comes}" for run in every if run.comes]
-    if cut_off:
-        were = "runs were" if len(cut_off) > 1 else "run was"
-        lines.append(f"{len(cut_off)} earlier {were} cut off: {_first(cut_off)}. madlite clean lists what is left")
-    return lines
+    """Return messages about runs that were cut off."""
+    cut_off = [f"{run.folder.name} ({run.row})" for run in runs]
+    if not cut_off:
+        return []
+    were = "runs were" if len(cut_off) > 1 else "run was"
+    return [f"{len(cut_off)} earlier {were} cut off: {_first(cut_off)}. madlite clean lists what is left"]
 
 
 def uncollected_text(workspace: Path) -> list[str]:
@@ -183,14 +148,9 @@ def planted_text(workspace: Path) -> list[str]:
     found = [run.folder.name for run in others if run.state == "cut off" or run.journal.rows is not None]
     if not found:
         return []
-    why = "(not in the event log of this folder): left alone"
-    # one of a run that the log has may be a copy with the only row
-    if len(found) == 1 and found[0] not in EventLog.read(workspace / RUNS).ids(Started):
-        part = f"{RUNS}/{found[0]}"
-        return [f"{part} looks like a run that madlite did not make {why}; rm -r {shlex.quote(part)} removes it"]
     look = "look like runs" if len(found) > 1 else "looks like a run"
     names = _first([f"{RUNS}/{name}" for name in found])
-    return [f"{names} {look} that madlite did not make {why}, no row of it is taken"]
+    return [f"{names} {look} that madlite did not make (not in the event log of this folder): left alone"]
 
 
 def _first(names: list[str]) -> str:
@@ -209,7 +169,7 @@ _OF_PROCESS = re.compile(r"\..+\.(?:log|csv|json|jsonl|html|tar\.gz|tgz)\.(\d+)"
 _WIDENING = re.compile(r"\.(?P<name>.+?)(?:\.[a-z0-9_]{8})?\.widening")  # with the letters of an earlier madlite's
 _SIDE = re.compile(r"\.(?:perf_(?:entry|super|entry_super)\.(?:json|csv)|common_info\.json)\.new")
 _SIDE_LOCK = ".side_files.lock"
-_OF_RUN = re.compile(r"\..+\.\d+|\.rows\.csv")
+_OF_RUN = re.compile(r"\..+\.\d+")
 
 
 def remove_run_files(folder: Path) -> None:
@@ -288,19 +248,19 @@ GRACE_S = 5.0  # between TERM and KILL for orphaned processes
 
 
 NO_RUN = "-"
-"""In the place of a run's id: a batch or a temporary file, which is of no run."""
+"""In the place of a run's id: a temporary file or a half removed folder, which is of no run."""
 
 
 class Leftover(Value, frozen=True):
     """Something a run left.
 
-    `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, the id of a
-    batch, or the path of a run folder, a study's folder or a temporary file; `kept` marks what --keep-alive left.
-    `folder` is the run's as a container or its processes name it, a batch's workspace, `elsewhere` the same where it is
-    none of this workspace, and `processes` are those that were listed.  `row` is the state of a run's row.
+    `handle` is the container's id, that of a session of a plugin's `runtime`, the run id of processes, or the path of a
+    run folder, a study's folder or a temporary file; `kept` marks what --keep-alive left.  `folder` is the run's as a
+    container or its processes name it, `elsewhere` the same where it is none of this workspace, and `processes` are
+    those that were listed.  `row` is the state of a run's row.
     """
 
-    kind: Literal["container", "session", "process", "run", "study", "batch", "file"]
+    kind: Literal["container", "session", "process", "run", "study", "file"]
     run_id: str
     text: str
     handle: str
@@ -322,12 +282,7 @@ class Leftovers(Value, frozen=True):
 def find_leftovers(workspace: Path, environ: Mapping[str, str], runtimes: Runtimes = NO_RUNTIMES) -> Leftovers:
     """Return everything that `clean` deals with: what still runs, and what is on the disk of the workspace."""
     found = find_running(workspace, environ, runtimes)
-    batches = (
-        Leftover(kind="batch", run_id=NO_RUN, text=message, handle=batch.id, folder=str(workspace))
-        for batch in interrupted_batches(workspace)
-        for message in batch.messages or (f"batch {batch.id}, whose runs have all begun",)
-    )
-    stored = (*_runs(workspace), *_studies(workspace), *batches, *_files(workspace))
+    stored = (*_runs(workspace), *_studies(workspace), *_files(workspace))
     return replace(found, leftovers=(*found.leftovers, *stored))
 
 
@@ -420,8 +375,7 @@ def _end_recorded(path: Path) -> None:
     """Remove what was left for a run that was still running when its row was written: its files, and the journal."""
     with suppress(OSError), closing(RunFolder.reopen(path)) as folder:
         remove_run_files(path)
-        record = read_record(path)
-        if record is not None and (record.rows is None or record.rows.appended):
+        if is_collected(path):
             folder.end_journal()
 
 
@@ -450,24 +404,17 @@ def _remove_stored(leftover: Leftover) -> str | None:
     Raises:
         OSError: it cannot be removed.
     """
-    if leftover.kind == "batch":
-        acknowledge(Path(leftover.folder), leftover.handle)
-        return None
     path = Path(leftover.handle)
     if leftover.kind == "run":
         return clean_run(path, leftover.row)
     if leftover.kind == "study":
         return remove_study(path) or None
-    _remove_file(path)
-    return None
-
-
-def _remove_file(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         with Folder.open(path.parent) as folder:
             folder.remove_tree(path.name)
     else:
         path.unlink(missing_ok=True)
+    return None
 
 
 def _containers(runs: Path, environ: Mapping[str, str]) -> Iterator[Leftover]:
@@ -551,14 +498,16 @@ def _is_own_folder(folder: Path) -> bool:
 
 
 def _may_have_left(workspace: Path) -> list[Path]:
-    return [run.folder for run in left_runs(workspace) if run.may_have_left]
+    found = [run.folder for run in left_runs(workspace) if run.may_have_left]
+    # of imported ones nothing ran here, and their journals have which rows were appended
+    imported = frozenset(EventLog.read(workspace / RUNS).ids(RunImported)) if found else frozenset()
+    return [folder for folder in found if folder.name not in imported]
 
 
 def _runs(workspace: Path) -> Iterator[Leftover]:
-    """Yield the runs that were cut off, or whose rows are pending or cannot be collected."""
+    """Yield the runs that were cut off, or cannot be collected."""
     for run in find_incomplete(workspace):
-        what = f"{run.row}; {run.comes} unless it is cleaned; " if run.comes else f"unfinished, {run.row}, "
-        yield _of_run(run.folder, what, run.row)
+        yield _of_run(run.folder, f"unfinished, {run.row}, ", run.row)
     for folder in uncollected(workspace):
         try:
             load_result(folder)
@@ -615,7 +564,6 @@ def _half_removed(runs: Path) -> Iterator[Path]:
                 yield folder
 
 
-ACKNOWLEDGE = "madlite clean --yes acknowledges it"
 RESUME = "madlite run --resume goes on with it"
 
 
@@ -625,12 +573,14 @@ def recovery_report(workspace: Path, resumed: str = "", told: Iterable[str] = ()
     Runs that the messages `told` begin with are not named again.
     """
     known = {text.partition(":")[0] for text in told}
-    interrupted = interrupted_batches(workspace)
-    batches = [(text, batch.is_resumable and batch.is_own) for batch in interrupted for text in batch.messages]
     return [
         *incomplete_text(run for run in find_incomplete(workspace) if run.folder.name not in known),
         *(f"{name}: {text}" for name, text in still_running(workspace).items()),
-        *(f"{text}. {f'{RESUME}, ' if resumable else ''}{ACKNOWLEDGE}" for text, resumable in batches),
+        *(
+            f"{batch.message}{f'. {RESUME}' if batch.is_resumable else ''}"
+            for batch in reported_batches(workspace)
+            if batch.message
+        ),
         *(
             f"study {name} was cut off and its caches are left. madlite clean --yes removes them"
             for name, folder in cut_off_studies(workspace)

@@ -29,18 +29,7 @@ from madlite.run.from_plan import inputs_of, local_digest
 from madlite.run.screen import RunOutcome, pair
 from madlite.store.batches import LoggedBatch
 from madlite.store.events import EventLog, RequestedRun, is_own, now
-from madlite.store.folder import (
-    RECORD,
-    RESULT,
-    RunEntry,
-    RunFolder,
-    RunRows,
-    exists,
-    is_uncollected,
-    read_run,
-    rows_path,
-    uncollected,
-)
+from madlite.store.folder import RECORD, RESULT, RunEntry, RunFolder, exists, is_uncollected, read_run, uncollected
 from madlite.store.record import load_result, read_record, result_of
 
 
@@ -121,7 +110,7 @@ def is_finished(batch: LoggedBatch, workspace: Path) -> bool:
 
 
 def resume(
-    batch: LoggedBatch, planned: Sequence[PlannedRun], workspace: Path, output: Path, environ: Mapping[str, str]
+    batch: LoggedBatch, planned: Sequence[PlannedRun], workspace: Path, environ: Mapping[str, str]
 ) -> Resumption:
     """Return which of the planned runs are finished; what their batch left unfinished of the others is cleaned.
 
@@ -154,7 +143,7 @@ def resume(
             raise UsageProblem(what, f"its options, card or machine changed: madlite run --tags {run.plan.card.name}")
     cut_off = {requested.id for requested in batch.requested if results[requested.id] is None}
     _clean(workspace, cut_off | {read_run(folder).next for folder in standing.values()})
-    notes = (*_changes(batch, planned, finished, environ), *_rows_elsewhere(finished, workspace, output))
+    notes = tuple(_changes(batch, planned, finished, environ))
     return Resumption(finished=finished, requested=requested, standing=adopted, notes=notes)
 
 
@@ -231,7 +220,7 @@ def _clean(workspace: Path, names: Iterable[str]) -> None:
     """Mark what was cut off and is run again: it is not reported any more."""
     wanted = set(names)
     for run in find_incomplete(workspace):
-        if run.folder.name in wanted and not run.comes:
+        if run.folder.name in wanted:
             with suppress(OSError):  # the next command reports it once more
                 clean_run(run.folder, run.row)
 
@@ -275,11 +264,7 @@ def follow_cut_off(first: Path, run_id: str) -> Mapping[str, Standing]:
 def _changes(
     batch: LoggedBatch, planned: Sequence[PlannedRun], finished: Mapping[str, Result], environ: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield what is otherwise now than when the batch began; its finished runs stay what they are."""
-    from madlite import __version__
-
-    if batch.madlite and batch.madlite != __version__:
-        yield f"the batch began with madlite {batch.madlite}, this is {__version__}"
+    """Yield which inputs and images are others now than when the batch began; its finished runs stay what they are."""
     now = inputs_of(run.plan for run in planned)
     for name, text in batch.inputs.items():
         if name in now and now[name] != text:
@@ -293,25 +278,6 @@ def _changes(
         digest = local_digest(run.plan, environ)
         if digest and digest != result.image.digest:
             yield f"image {image.ref} is {digest} now, and was {result.image.digest} in run {result.plan_id}"
-    others = sum(1 for requested in batch.requested if requested.digest) - len(planned)
-    if others > 0:
-        yield f"{others} run{'s' if others > 1 else ''} of the batch are not of this command"
-
-
-def _rows_elsewhere(finished: Mapping[str, Result], workspace: Path, output: Path) -> Iterator[str]:
-    """Yield where the rows of finished runs are, other than in the results file of this command."""
-    records = (read_record(workspace / RUNS / result.plan_id) for result in finished.values())
-    files: dict[str, list[RunRows]] = defaultdict(list)
-    for record in records:
-        if record is not None and record.rows is not None:
-            files[record.rows.path].append(record.rows)
-    here = rows_path(output, workspace)
-    for name, every in files.items():
-        runs = f"{len(every)} finished run{'s' if len(every) > 1 else ''}"
-        if all(are_in_file(rows, workspace, ()) is False for rows in every):  # there may be a new file of its name
-            yield f"{name} with the rows of {runs} is gone: madlite report rebuild -o FILE writes rows from the records"
-        elif name != here:
-            yield f"the rows of {runs} are in {name}, and are not added to {here}"
 
 
 def _adopt(folder: Path) -> Standing | None:

@@ -237,9 +237,7 @@ _OF_LOG = frozenset(("number", "status", "steps", "window", "steps.jsonl", "TFLO
 @click.command("clean --old", cls=Command)
 @click.option("--older-than", "older_than_s", type=AGE, metavar="AGE", help="Runs that ended longer ago: 12h, 30d, 4w.")
 @click.option("--keep-last", type=click.IntRange(min=0), metavar="N", help="Never the newest N runs.")
-@click.option("--larger-than", type=SIZE, metavar="SIZE", help="Runs whose removal frees more: 500M, 2G.")
 @click.option("--max-size", type=SIZE, metavar="SIZE", help="The oldest, until all runs together have no more.")
-@click.option("--keep-log", "keep_logs", is_flag=True, help="Leave log and steps too.")
 @click.option("--all", "folders", is_flag=True, help="Remove the folders with their records, rows included.")
 @click.option("-y", "--yes", is_flag=True, help="Remove what is listed.")
 @dir_option
@@ -259,10 +257,8 @@ def prune(yes: bool, directory: Path, no_plugins: bool, **limits: Any) -> int:
     Ends with exit code 3 where something could not be removed.
     """
     rules = Rules(**limits)
-    if all(limit is None for limit in (rules.older_than_s, rules.keep_last, rules.larger_than, rules.max_size)):
+    if all(limit is None for limit in (rules.older_than_s, rules.keep_last, rules.max_size)):
         raise UsageProblem("no age and no size is given", "madlite clean --old --older-than 30d   or --max-size 50G")
-    if rules.folders and rules.keep_logs:
-        raise UsageProblem("--all removes logs too", "leave out --all or --keep-log")
     environ = dict(os.environ)
     found, notes = find_prunable(runs_folder(directory), rules, environ, setup.load(no_plugins).runtimes())
     setup.warn(*notes)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.batch.attempts import has_micro_batch
-from madlite.batch.resume import Resumption, find_standing, is_finished, resume
+from madlite.batch.resume import Resumption, is_finished, resume
 from madlite.batch.runner import BatchRuns
 from madlite.cli import setup
 from madlite.cli.arguments import MANIFEST, closing_lines
@@ -148,20 +148,16 @@ def unfinished(workspace: Path, *, failed: bool = False) -> LoggedBatch:
     """Return the last unfinished batch of a folder; with `failed` the last one, whatever became of it.
 
     Raises:
-        UsageProblem: there is none, or none that began in this folder, or another command has it.
+        UsageProblem: there is none, or another command has it.
     """
     if failed:
         return open_last(workspace)
-    batch, foreign = open_unfinished(workspace)
+    batch = open_unfinished(workspace)
     if batch is not None:
         return batch
-    if foreign:
-        words = [word for word in foreign[-1].command if word != "--resume"] or ["run", "--tags", "…"]
-        begin = shell_line(("madlite", *words))
-        raise UsageProblem(f"--resume: {foreign[-1].why_foreign}", f"{begin}   begins its runs anew")
     what = "--resume: no batch of this folder was killed or interrupted"
     searches = [batch for batch in interrupted_batches(workspace) if not batch.is_resumable]
-    if others := [batch.command for batch in searches if batch.messages]:
+    if others := [batch.command for batch in searches if batch.message]:
         said = shell_line(("madlite", *others[-1]))
         raise UsageProblem(f"{what}, only {said}", f"it goes on by its own command: madlite {others[-1][0]} --help")
     cluster = named_cluster({})
@@ -231,8 +227,7 @@ def resumed(
     Raises:
         UsageProblem: as `resume`.
     """
-    output = options.output_target or options.output
-    found = resume(before, runs.every, options.workspace, output, options.environ)
+    found = resume(before, runs.every, options.workspace, options.environ)
     journal.carry(before, found.requested.values())
     count = len(runs.planned)
     done = count - len(found.left(runs.planned))
@@ -245,11 +240,6 @@ def resumed(
         if result is not None and result.status is Status.FAILURE:
             screen.failed_before(planned_run.plan.card.name, result.code)
     return found
-
-
-def left_by(before: LoggedBatch | None, workspace: Path) -> Collection[Path]:
-    """Return the folders of the attempts of a batch that are followed by another one, where it is resumed."""
-    return find_standing(before, workspace).values() if before is not None else ()
 
 
 # What a batch of runs leaves beside its rows: the manifest, and on request a summary, or no entry files.

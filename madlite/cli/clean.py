@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,16 +18,13 @@ from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 from madlite.jobs.submission import folders_of_jobs
 from madlite.perfcsv.side_files import write_waiting
-from madlite.plan.inputs import RUNS
 from madlite.platforms.registry import outliving_runtimes
-from madlite.store.batches import is_kept
-from madlite.store.folder import read_run
 from madlite.store.special_files import special_files
 
 if TYPE_CHECKING:
     from madlite.model import Runtime
 
-_DONE = {"run": "marked as ended, its folder stays:", "batch": "acknowledged"}
+_DONE = {"run": "marked as ended, its folder stays:"}
 _MOST_SPECIAL = 20
 
 
@@ -40,36 +37,38 @@ _MOST_SPECIAL = 20
 def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool) -> int:
     """List, and with --yes remove, what a killed madlite left behind.
 
-    Touched are only containers with madlite's label, processes with its mark, and in this folder unfinished runs and
-    batches, sessions of plugin runtimes, Jobs of Kubernetes that no submission has, and incomplete files; nothing that
+    Touched are only containers with madlite's label, processes with its mark, and in this folder unfinished runs,
+    sessions of plugin runtimes, Jobs of Kubernetes that no submission has, and incomplete files; nothing that
     belongs to a running madlite. A run that was cut off gets its FAILURE row by --yes. What runs of other folders left
     running is listed, and ended only with --everywhere. Setuid and setgid files and device nodes, which a container can
     leave here, are listed and stay.
     """
-    environ = dict(os.environ)
+    environ, here = dict(os.environ), Path.cwd()
     runtimes = {**load(no_plugins).runtimes(), **outliving_runtimes(environ)}
-    found = find_leftovers(Path.cwd(), environ, runtimes)
+    found = find_leftovers(here, environ, runtimes)
     warn(*found.notes)
-    of_jobs = {str(folder) for folder in folders_of_jobs(Path.cwd())}  # which may go on in their jobs
+    of_jobs = {str(folder) for folder in folders_of_jobs(here)}  # which may go on in their jobs
     found = replace(found, leftovers=tuple(item for item in found.leftovers if item.handle not in of_jobs))
-    waiting, removed, fates = False, [], _fates(found.leftovers)
+    waiting, removed = False, []
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere
         if yes and meant and (kept or not item.kept):
             removed.append(item)
         else:
-            fate = fates.get(item.handle, "")
             run = "" if item.run_id == NO_RUN else f"{item.run_id}  "  # a column
-            echo(f"{item.kind:9} {run}{item.text}{fate}{_removal_hint(item, everywhere)}")
-            waiting |= meant and not item.kept and not fate
+            why = row_elsewhere(Path(item.handle), here, here / "perf.csv") if item.kind == "run" else ""
+            echo(f"{item.kind:9} {run}{item.text}{f'; {why}' if why else ''}{_removal_hint(item, everywhere)}")
+            waiting |= meant and not item.kept
     failed = _remove_all(removed, environ, runtimes)
     if yes:
-        end_journals(Path.cwd(), found)
+        end_journals(here, found)
     has_special = _list_special_files()
     if not has_special and not any(everywhere or not item.elsewhere for item in found.leftovers):
         echo("nothing is left behind" + (" in this folder" if found.leftovers else ""))
     elif waiting:
-        echo(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this")
+        rows = any(item.kind == "run" for item in found.leftovers)
+        also = ", and adds the row of a run that was cut off" if rows else ""
+        echo(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this{also}")
     return int(ExitCode.RUN_FAILED if failed else ExitCode.OK)
 
 
@@ -93,28 +92,10 @@ def _remove_all(items: Sequence[Leftover], environ: Mapping[str, str], runtimes:
 def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, Runtime]) -> bool:
     """Remove a leftover and say so; return whether that failed."""
     problem = remove(item, environ, runtimes)
-    can_resume = item.kind == "batch" and is_kept(Path(item.folder), item.handle)
-    done = "kept for --resume" if can_resume else _DONE.get(item.kind, "removed")
+    done = _DONE.get(item.kind, "removed")
     what = f"{item.kind} {item.run_id}  " if item.run_id != NO_RUN else f"{item.kind}: "
     echo(f"{'not removed' if problem else done} {what}{problem or item.text}")
     return problem is not None
-
-
-def _fates(leftovers: Iterable[Leftover]) -> dict[str, str]:
-    """Return, by handle, what comes of batches and cut-off runs instead of a removal, as the end of their line."""
-    here = Path.cwd()
-    found = {str(here / RUNS / name): f"; {text}" for name, text in of_other_hosts(here).items()}
-    for name in (item.handle for item in leftovers if item.kind == "batch"):
-        kept = ", and madlite run --resume still goes on with it" if is_kept(here, name) else ""
-        found[name] = f"; madlite clean --yes acknowledges it{kept}"
-    for folder in cut_off_runs(here):
-        noted = read_run(folder)
-        row = "its row" if noted.rows is not None and not noted.interrupted else "its FAILURE row"
-        elsewhere = row_elsewhere(folder, here, here / "perf.csv")
-        rest = "madlite clean --yes marks it as ended, without a row"
-        ends = f"madlite clean --yes ends this and adds {row} to {noted.file}"
-        found[str(folder)] = f"; {f'{elsewhere}, {rest}' if elsewhere else ends}"
-    return found
 
 
 def _write_rows() -> dict[str, Collected]:

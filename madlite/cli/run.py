@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from msgspec.structs import replace
 
-from madlite.batch.collect import append_pending, collect_recoverable, recover_cut_off
+from madlite.batch.collect import recover
 from madlite.batch.leftovers import end_orphans, recovery_report, still_running
-from madlite.batch.resume import failed_before, refuse_other_study
+from madlite.batch.resume import failed_before, find_standing, refuse_other_study
 from madlite.batch.runner import BatchRuns, BatchSettings, BatchStart, series_of
 from madlite.cli import batches, setup
 from madlite.cli.batch_options import (
@@ -346,6 +346,5 @@ def _recover(options: Options, runtimes: Mapping[str, Runtime], before: LoggedBa
     yield from end_orphans(workspace, options.environ, runtimes)
     if options.rows:
         begin = new_columns(options.contract)
-        yield from append_pending(workspace, output, begin)
-        yield from recover_cut_off(workspace, output, begin, still_running(workspace))
-        yield from collect_recoverable(workspace, output, begin, batches.left_by(before, workspace))
+        leave = find_standing(before, workspace).values() if before is not None else ()
+        yield from recover(workspace, output, begin, still_running(workspace), leave)

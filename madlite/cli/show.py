@@ -314,7 +314,7 @@ def _row(record: Record, origin: str) -> Iterator[tuple[str, str]]:
     if not rows.path:
         yield "row", f"{count}, not collected yet: madlite runs collect"
         return
-    where = f"in {rows.path}" if rows.appended else f"not in {rows.path}; {rows.kept or 'in the record alone'}"
+    where = f"in {rows.path}" if rows.appended else f"not in {rows.path}; in the record alone"
     there = ", in the folder that it was packed in" if origin else ""
     yield "row", f"{count} {where}, {rows.at[:19].replace('T', ' ')}{there}"
 

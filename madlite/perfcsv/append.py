@@ -19,7 +19,7 @@ from typing import IO, NamedTuple
 from msgspec.structs import replace
 
 from madlite.errors import RecordError
-from madlite.files import NO_SPACE, Folder, folder_of, is_plain, is_read_only, outside, replacing_file, sync_folder
+from madlite.files import NO_SPACE, folder_of, is_plain, is_read_only, outside, replacing_file, sync_folder
 from madlite.model import Value
 from madlite.perfcsv.rows import (
     MOST_AT_ONCE,
@@ -34,7 +34,7 @@ from madlite.perfcsv.rows import (
     text_of,
 )
 from madlite.store.events import now
-from madlite.store.folder import SAVED_ROWS, RunRows
+from madlite.store.folder import RunRows
 from madlite.store.locks import acquire, release
 from madlite.text import unlimited_fields
 
@@ -315,20 +315,6 @@ def is_results_file(path: Path) -> bool:
             return file is not None and _header(path, file) is not None
     except (RecordError, OSError):
         return False
-
-
-def save_rows(rows: Sequence[_Cells], folder: Folder, begin: Sequence[str] = STANDARD_COLUMNS) -> Path:
-    """Write rows that perf.csv could not take into the run folder, under a header of their own; return the file.
-
-    Raises:
-        RecordError: the folder cannot be written either.
-    """
-    saved = folder.path / SAVED_ROWS
-    cells = [plain_cells(row) for row in rows]
-    header = Header(columns=(*begin, *joining_columns((), cells)))
-    with as_record_error(saved):
-        folder.write(SAVED_ROWS, header.line.encode() + _encoded(header, cells))
-    return saved
 
 
 def _header(path: Path, file: LockedFile) -> Header | None:

@@ -232,7 +232,6 @@ def rebuild(output: Path, runs: Path, *, force: bool = False, contract: int = 0)
             if file.is_new:
                 file.target.unlink(missing_ok=True)
             raise
-    notes += _not_appended(ordered)
     return Rebuilt(rows=sum(len(run_rows.cells) for run_rows in ordered), runs=len(ordered), notes=tuple(notes))
 
 
@@ -315,12 +314,6 @@ def _left_out(rows: Sequence[RunRows], chosen: Sequence[RunRows]) -> Iterator[st
     others = {run_rows.path for run_rows in rows} - {run_rows.path for run_rows in chosen}
     if others:
         yield f"left out: rows of runs that appended to {', '.join(sorted(others))}"
-
-
-def _not_appended(rows: Iterable[RunRows]) -> Iterator[str]:
-    for run_rows in rows:
-        if not run_rows.appended and run_rows.kept:
-            yield f"a row of {_model(run_rows)} that {run_rows.path} did not take at {run_rows.at} is taken in"
 
 
 def _table(rows: Sequence[RunRows], notes: list[str], begin: Sequence[str]) -> tuple[Header, list[RunRows]]:

@@ -16,11 +16,9 @@ import msgspec
 from madlite.errors import UsageProblem
 from madlite.model import Metric, Value
 from madlite.reports.listing import names_of, status_words, value_of, wanted_status
-from madlite.reports.runs import BACK, UNREADABLE, StoredRun, began, names_with, open_run, several, with_card
+from madlite.reports.runs import BACK, UNREADABLE, StoredRun, began, names_with, open_run, several
 from madlite.reports.series import Entry, Sample, Series, group, matches, results_of
 from madlite.reports.series_key import DIMENSIONS, record_dimensions, record_facts
-from madlite.store.batches import requested_cards
-from madlite.store.events import Event
 from madlite.store.index import RUN_COLUMNS, IndexedResult, IndexedRun, IndexFile, IndexReplaced, is_text
 from madlite.store.record import NotedRuns, Record
 
@@ -86,15 +84,9 @@ class RunIndex(IndexFile):
         self._known: dict[tuple[object, ...], Any] = {}  # answers about all runs, until a row changes
         self._known_of: tuple[int, ...] = ()
 
-    def read_runs(self, names: Sequence[str], noted: Sequence[Event]) -> Iterator[IndexedRun]:
-        """Yield runs as `list_runs` has them."""
-        about, cards = NotedRuns(self.folder, noted), None
-        for name in names:
-            run = open_run(self.folder / name, about)
-            if not run.record.card:
-                cards = requested_cards(self.folder) if cards is None else cards
-                run = with_card(run, cards)
-            yield _indexed(run)
+    def read_runs(self, names: Sequence[str], noted: NotedRuns) -> Iterator[IndexedRun]:
+        """Return runs as `list_runs` has them."""
+        return (_indexed(open_run(self.folder / name, noted)) for name in names)
 
     # Runs.
 
@@ -163,10 +155,8 @@ class RunIndex(IndexFile):
 
     def opened(self, ids: Sequence[str]) -> list[StoredRun]:
         """Return runs with all of their records, read from their folders."""
-        noted = NotedRuns(self.folder, self._retried(lambda: self.noted(ids)))
-        found = [open_run(self.folder / name, noted) for name in ids]
-        cards = {} if all(run.record.card for run in found) else requested_cards(self.folder)
-        return [with_card(run, cards) for run in found]
+        noted = NotedRuns(self.folder)
+        return [open_run(self.folder / name, noted) for name in ids]
 
     def states(self) -> dict[str, int]:
         """Return how many runs are in each state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,7 +16,6 @@ from madlite.errors import RecordError, UsageProblem, nearest_words
 from madlite.model import Metric, Status, Value, to_json
 from madlite.model.results import Attempt, headline_of
 from madlite.plan.inputs import RUNS
-from madlite.store.batches import interrupted_batches, requested_cards
 from madlite.store.events import EventLog, RunImported
 from madlite.store.folder import (
     PLAN,
@@ -131,16 +130,9 @@ def _check_listable(runs: Path) -> None:
 
 
 def list_runs(runs: Path) -> tuple[StoredRun, ...]:
-    """Return the runs, the newest last; one whose record is broken is UNREADABLE.
-
-    Those that a kill kept from having a plan are among them, under the card that their batch names.
-    """
-    cards, noted = requested_cards(runs), NotedRuns(runs)
-    folders = [folder for folder in real_folders(runs) if is_run(folder)]
-    begun = (asked.id for batch in interrupted_batches(runs.parent) for asked in batch.begun if runs.name == RUNS)
-    folders += [runs / name for name in begun if "/" not in name]
-    found = [with_card(open_run(folder, noted), cards) for folder in folders]
-    return tuple(sorted(found, key=_order))
+    """Return the runs, the newest last; one whose record is broken is UNREADABLE."""
+    noted = NotedRuns(runs)
+    return tuple(sorted((open_run(folder, noted) for folder in real_folders(runs) if is_run(folder)), key=_order))
 
 
 def newest(runs: Path, most: int) -> tuple[StoredRun, ...]:
@@ -156,12 +148,6 @@ def newest(runs: Path, most: int) -> tuple[StoredRun, ...]:
 
 def _order(run: StoredRun) -> tuple[str, int, str]:
     return run.when, began(run.folder), run.folder.name
-
-
-def with_card(run: StoredRun, cards: Mapping[str, str]) -> StoredRun:
-    """Return a run under the card that its batch names, where nothing of its own names one."""
-    card = cards.get(run.folder.name, "")
-    return replace(run, record=replace(run.record, card=card)) if card and not run.record.card else run
 
 
 def appended_to(file: Path) -> Iterator[tuple[Path, Record, tuple[dict[str, str], ...]]]:

@@ -6,7 +6,6 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from madlite.errors import RecordError
 from madlite.measure.steps import Steps
 from madlite.model import Result, RunPlan
 from madlite.model.results import Attempt
-from madlite.perfcsv.append import RunAppend, append_runs, left_out_text, save_rows
+from madlite.perfcsv.append import RunAppend, append_runs, left_out_text
 from madlite.perfcsv.rows import new_columns
 from madlite.perfcsv.side_files import (
     RunOutput,
@@ -29,11 +28,12 @@ from madlite.perfcsv.side_files import (
     write_waiting,
 )
 from madlite.plan.context import Options
+from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
 from madlite.run.screen import Screen
 from madlite.run.state import context_file
 from madlite.store.events import now
-from madlite.store.folder import RECORD, RESULT, STEPS, RunEntry, RunFolder, RunRows, RunStart, open_runs, rows_path
+from madlite.store.folder import RECORD, RESULT, STEPS, RunEntry, RunFolder, RunRows, RunStart, rows_path
 from madlite.store.record import Entries, Record, RunResult, make_record, record_json, result_text, step_lines
 
 # What is written of a run that has ended, in an order in which no kill loses anything silently.
@@ -164,10 +164,13 @@ class ResultWriter:
                 problems.append(self._save_result(result, output, filter(None, problems), folder))
             if self._options.rows and (rows := self._rows_of(output)) is not None:
                 self._note_entries(output.entries, folder)
-                self._append_rows(rows, folder)
-                self._write_side_files(output)
+                if why := self._append_rows(rows, folder):
+                    self.saved = False
+                    self._leave_uncollected(why, result, output, filter(None, problems), folder)
+                else:
+                    self._write_side_files(output)
             problems.append(output.truncated)
-        if folder is not None and self._options.rows:
+        if folder is not None and self._options.rows and self.saved:
             findings = (*result.findings, *filter(None, problems))
             problems.append(self._write_record(replace(result, findings=findings), folder))
         return replace(result, findings=(*result.findings, *filter(None, problems)))
@@ -207,8 +210,8 @@ class ResultWriter:
         self._has_result_file = not problem
         return problem
 
-    def _append_rows(self, rows: RunRows, folder: RunFolder | None) -> None:
-        """Append the run's rows; if that is not possible, save them in the run's folder."""
+    def _append_rows(self, rows: RunRows, folder: RunFolder | None) -> str:
+        """Append the run's rows; return why that is not possible, "" where they are there."""
         options = self._options
         output, begin, target = options.output, new_columns(options.contract), options.output_target
 
@@ -219,14 +222,23 @@ class ResultWriter:
         try:
             ((self._rows, omitted),) = append_runs(output, [RunAppend(rows, note)], target=target, begin=begin)
         except (RecordError, OSError) as problem:
-            self.saved = False
-            file, message = self._save_rows(rows, folder)
-            noted = self._rows or self._note_rows(replace(rows, at=now()), folder)
-            self._rows = replace(noted, kept=file)
-            self._screen.warn(f"no row in {output}: {problem}; {message}")
-        else:
-            if omitted:
-                self._screen.warn(f"{left_out_text(output, omitted)}; {RECORD} has them")
+            return str(problem)
+        if omitted:
+            self._screen.warn(f"{left_out_text(output, omitted)}; {RECORD} has them")
+        return ""
+
+    def _leave_uncollected(
+        self, why: str, result: Result, output: RunOutput, problems: Iterable[str], folder: RunFolder | None
+    ) -> None:
+        """Leave the result of a run whose rows its results file did not take to the next command, which collects it."""
+        problem = self._save_result(result, output, problems, folder)
+        what = f"the result is saved in {RUNS}/{self._plan.id}, and the next madlite run adds the row"
+        if problem:
+            rows = RunRows(path=self._path(), cells=output.rows, at=now())
+            if self._rows is None:
+                self._note_rows(rows, folder)
+            what = f"it cannot be saved either ({problem}): {msgspec.json.encode(rows.cells).decode()}"
+        self._screen.warn(f"no row in {self._options.output}: {why}; {what}")
 
     def _output(self, result: Result) -> RunOutput:
         change = self._relative_change
@@ -248,21 +260,6 @@ class ResultWriter:
         if folder is not None and (problem := folder.note(RunEntry(at=rows.at, rows=rows))):
             _log.debug("%s", problem)
         return rows
-
-    def _save_rows(self, rows: RunRows, folder: RunFolder | None) -> tuple[str, str]:
-        """Save rows that perf.csv did not take; return the file's name and a message, with the rows if that fails."""
-        try:
-            with ExitStack() as opened:
-                if folder is None:
-                    runs = opened.enter_context(open_runs(self._plan.workspace, make=True))
-                    place = opened.enter_context(runs.below(self._plan.folder.name, make=True))
-                else:
-                    place = folder.files
-                saved = save_rows(rows.cells, place, new_columns(self._options.contract))
-        except (RecordError, OSError) as problem:
-            text = msgspec.json.encode(rows.cells).decode()
-            return "", f"it cannot be saved either ({problem}): {text}"
-        return saved.name, f"it is saved in {saved}"
 
     def _note_entries(self, entries: Entries | None, folder: RunFolder | None) -> None:
         """Record what the side files get before the row is there; a result file has it already."""
@@ -297,6 +294,6 @@ class ResultWriter:
             _log.debug("record of %s", self._plan.id, exc_info=True)
             return f"internal error in {RECORD}: {type(bug).__name__}: {bug}"
         problem = folder.write_record(text)
-        if not problem and self.saved:
+        if not problem:
             folder.end_journal()
         return problem

@@ -7,18 +7,17 @@ before its first run.  While its madlite lives it holds a lock, `.batch-ID.lock`
 from __future__ import annotations
 
 import errno
-import fnmatch
-import logging
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+
+from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.files import Folder, read_plain
@@ -32,15 +31,14 @@ from madlite.store.events import (
     JobEvent,
     Requested,
     RequestedRun,
-    Started,
     StudyStarted,
     Submitted,
     append,
+    now,
 )
 from madlite.store.folder import RECORD, exists, is_run, open_runs, real_folders
 from madlite.store.locks import is_locked, open_locked, remove_locked
 
-_LOG = logging.getLogger(__name__)
 _LOCKS = ".batch-*.lock"
 
 
@@ -49,11 +47,11 @@ def _lock_name(batch_id: str) -> str:
 
 
 class LoggedBatch:
-    """A batch as the event log has it; a command that goes on with it, or acknowledges it, has its `lock`.
+    """A batch as the event log has it; a command that goes on with it has its `lock`.
 
-    `requested` are all of its runs, `ended` the ids of those that have a row or get none; of the others that have no
-    folder either, some were never started, and some `begun`.  `inputs` are the files that its runs use with their
-    SHA-256.  `is_own` where it began in this folder.  `failed` where its failed runs are to be run again, too.
+    `requested` are all of its runs, `ended` the ids of those that have a row or get none, and `never_started` the
+    others that have no folder either.  `inputs` are the files that its runs use with their SHA-256.
+    `failed` where its failed runs are to be run again, too.
     """
 
     def __init__(self, runs: Path, batch_id: str, log: EventLog, lock: int = -1, *, failed: bool = False) -> None:
@@ -61,20 +59,14 @@ class LoggedBatch:
         events = tuple(log.about(batch_id))
         asked = [event for event in events if isinstance(event, Requested)]
         first = asked[0] if asked else Requested()  # its line was edited by hand
-        self.started, self.command, self.madlite, self.study = first.at, first.command, first.madlite, first.study
-        self.series, self.inputs = first.series, first.inputs
+        self.started, self.command, self.study, self.series = first.at, first.command, first.study, first.series
+        self.inputs = first.inputs
+        self.last_at = max((event.at for event in events), default="")
         self.requested = tuple({run.id: run for requested in asked for run in requested.runs}.values())
         self.ended = frozenset(event.run for event in events if isinstance(event, Ended))
-        self.is_own = bool(log.made([batch_id]))
-        self._is_over = any(isinstance(event, BatchEnded) for event in events)
-        left = [
-            requested
-            for requested in self.requested
-            if requested.id not in self.ended and not _has_folder(runs, requested.id)
-        ]
-        started = frozenset(log.ids(Started)) if left else frozenset()
-        self.never_started = tuple(requested for requested in left if requested.id not in started)
-        self.begun = tuple(requested for requested in left if requested.id in started)
+        self.is_over = any(isinstance(event, BatchEnded) for event in events)
+        left = (run for run in self.requested if run.id not in self.ended)
+        self.never_started = tuple(run for run in left if not _has_folder(runs, run.id))
 
     @property
     def is_resumable(self) -> bool:
@@ -87,34 +79,16 @@ class LoggedBatch:
         return not self.ended.issuperset(requested.id for requested in self.requested)
 
     @property
-    def messages(self) -> tuple[str, ...]:
-        """The warnings that the next command shows."""
-        messages = []
-        if self.never_started:
-            runs = f"{len(self.never_started)} run{'s' if len(self.never_started) > 1 else ''} of an earlier batch"
-            messages.append(f"{runs} never started: {_names(self.never_started)}")
-        if self.begun:
-            messages.append(f"cut off without a row, of an earlier batch: {_names(self.begun)}")
-        return tuple(messages)
-
-    @property
-    def why_foreign(self) -> str:
-        """Why it is not resumed where it did not begin in this folder."""
-        return f"batch {self.id} did not begin in this folder ({RUNS} was copied or moved here), so it is not resumed"
-
-    def end(self, runs: Folder, how: Literal["resumed", "acknowledged"]) -> None:
-        """Record that it is resumed, or acknowledged.
-
-        Raises:
-            OSError: that cannot be written.
-        """
-        append(runs, BatchEnded(batch=self.id, how=how))
-        runs.remove(_lock_name(self.id))
-        self.close()
+    def message(self) -> str:
+        """What the next command says of it; "" where all of its runs have a folder."""
+        if not self.never_started:
+            return ""
+        runs = f"{len(self.never_started)} run{'s' if len(self.never_started) > 1 else ''} of an earlier batch"
+        return f"{runs} never started: {', '.join(run.card for run in self.never_started)}"
 
     def close(self) -> None:
         """Release the lock, whose file a batch that is over does not have."""
-        if self._lock >= 0 and self._is_over:
+        if self._lock >= 0 and self.is_over:
             with suppress(OSError), Folder.open(self._runs) as folder:
                 folder.remove(_lock_name(self.id))
         if self._lock >= 0:
@@ -154,8 +128,6 @@ class BatchLog:
 
     def request(self, runs: Iterable[RequestedRun]) -> None:
         """Record runs that are about to begin, in their order; from now on only `close` is an orderly end."""
-        from madlite import __version__
-
         every = (*self._carried, *runs)
         if not every:
             return
@@ -164,22 +136,15 @@ class BatchLog:
         if is_first and self._workspace is not None and not self._is_job(self._workspace / RUNS):
             with suppress(OSError):  # the runs report a folder that cannot be written to
                 self._open(self._workspace)
-        notes = self._notes if is_first else Requested()
+        notes, before = self._notes if is_first else Requested(), self._resumed
         written = self._add(
-            Requested(
-                batch=self.id,
-                runs=every,
-                command=self._command if is_first else (),
-                madlite=__version__ if is_first else "",
-                study=notes.study,
-                series=notes.series,
-                inputs=notes.inputs,
-            ),
+            replace(notes, batch=self.id, runs=every, command=self._command if is_first else (), at=now()),
             *(Ended(run=requested.id, batch=self.id, unrecorded=True) for requested in self._carried),
+            *([BatchEnded(batch=before.id)] if before is not None else []),
         )
-        if self._resumed is not None and self._folder is not None and written:
-            with suppress(OSError):  # a full disk: it can be resumed once more
-                self._resumed.end(self._folder, "resumed")
+        if before is not None and self._folder is not None and written:  # else it can be resumed once more
+            self._folder.remove(_lock_name(before.id))
+            before.close()
         self._resumed, self._carried = None, ()
 
     def begin(self, run_id: str) -> None:
@@ -193,19 +158,20 @@ class BatchLog:
         self._add(Ended(run=run_id, batch=self.id, unrecorded=not has_record))
 
     def close(self, *, interrupted: bool = False) -> bool:
-        """Record the end: all runs have ended, or were reported as never started; return whether it can be resumed.
+        """Record the end, but of one that was interrupted and can be resumed; return whether it is such a one.
 
         Where the disk took nothing of a run that began, the batch stays unfinished: the next command names the run.
         """
         kept = interrupted and _is_resumable(self._command)
         if self._folder is None or not all(_has_folder(self._folder.path, name) for name in self._begun):
             return False
-        written = self._add(BatchEnded(batch=self.id, how="interrupted" if kept else "done"))
+        if not kept:
+            self._add(BatchEnded(batch=self.id))
         remove_locked(self._folder, _lock_name(self.id), self._lock)
         self._lock = -1
         self._folder.close()
         self._folder = None
-        return kept and written
+        return kept
 
     def __enter__(self) -> BatchLog:
         return self
@@ -245,24 +211,15 @@ class BatchLog:
         return True
 
 
-def open_unfinished(workspace: Path) -> tuple[LoggedBatch | None, tuple[LoggedBatch, ...]]:
-    """Return the last batch, no search's, that did not come to its end and that no command goes on with.
-
-    Second are those that did not begin in this folder, oldest first: closed, and named in a warning where there is one
-    to go on with.
-    """
-    runs = workspace / RUNS
-    log = EventLog.read(runs)
-    found = [logged for name in (*_not_ended(log), *_kept(log)) if (logged := _claimed(runs, name, log)) is not None]
-    fitting = _resumable(found)
-    last = next((batch for batch in reversed(fitting) if batch.is_own), None)
-    foreign = [batch for batch in fitting if not batch.is_own]
-    for logged in foreign if last is not None else ():
-        _LOG.warning("%s", logged.why_foreign)
-    for logged in found:
-        if logged is not last:
-            logged.close()
-    return last, tuple(foreign)
+def open_unfinished(workspace: Path) -> LoggedBatch | None:
+    """Return the last batch, no search's, that did not come to its end and that no command goes on with."""
+    for left in reversed(interrupted_batches(workspace)):
+        batch = _claimed(workspace / RUNS, left.id) if left.requested and left.is_resumable else None
+        if batch is not None and not batch.is_over:
+            return batch
+        if batch is not None:
+            batch.close()
+    return None
 
 
 def open_last(workspace: Path) -> LoggedBatch:
@@ -282,46 +239,28 @@ def open_last(workspace: Path) -> LoggedBatch:
 
 
 def _last(log: EventLog) -> str:
-    return next((name for name in reversed(dict.fromkeys(log.ids(Requested))) if _can_be_kept(log, name)), "")
+    for name in reversed(_own(log)):
+        first = next((event for event in log.about(name) if isinstance(event, Requested)), None)
+        if first is not None and _is_resumable(first.command):
+            return name
+    return ""
 
 
 def study_to_resume(workspace: Path) -> str:
     """Return the study that `--resume` goes on with, "" for none."""
-    runs = workspace / RUNS
-    log = EventLog.read(runs)
-    found = _resumable([LoggedBatch(runs, name, log) for name in (*_not_ended(log), *_kept(log))])
-    return next((batch.study for batch in reversed(found) if batch.is_own), "")
-
-
-def _resumable(found: Iterable[LoggedBatch]) -> list[LoggedBatch]:
-    """Return the batches that `madlite run --resume` goes on with, the oldest first."""
-    fitting = [batch for batch in found if batch.requested and batch.is_resumable]
-    return sorted(fitting, key=lambda batch: batch.started)
+    left = reversed(interrupted_batches(workspace))
+    return next((batch.study for batch in left if batch.requested and batch.is_resumable), "")
 
 
 def _not_ended(log: EventLog) -> list[str]:
     ended = frozenset(log.ids(BatchEnded))
-    return [name for name in dict.fromkeys(log.ids(Requested)) if name not in ended]
+    return [name for name in _own(log) if name not in ended]
 
 
-def _kept(log: EventLog, cut_off: Iterable[str] = ()) -> list[str]:
-    """Return the batch that was interrupted or acknowledged last; none where it was resumed since.
-
-    Only the last one can be resumed: who begins another batch has given the one before up.  Those `cut_off` count as
-    acknowledged.
-    """
-    ends = {name: ["acknowledged"] for name in cut_off}
-    for ended in log.of(BatchEnded):
-        ends.setdefault(ended.batch, []).append(ended.how)
-    for name in reversed(dict.fromkeys(log.ids(Requested))):
-        if {"interrupted", "acknowledged"}.intersection(ends.get(name, ())) and _can_be_kept(log, name):
-            return [name] if ends[name][-1] != "resumed" else []
-    return []
-
-
-def _can_be_kept(log: EventLog, batch_id: str) -> bool:
-    first = next((event for event in log.about(batch_id) if isinstance(event, Requested)), None)
-    return first is not None and _is_resumable(first.command) and bool(log.made([batch_id]))
+def _own(log: EventLog) -> list[str]:
+    """Return the batches that began in this folder: those of a copied one are the original's."""
+    here = log.made(log.ids(Requested))
+    return [name for name in dict.fromkeys(log.ids(Requested)) if name in here]
 
 
 def _claimed(runs: Path, batch_id: str, log: EventLog | None = None, *, failed: bool = False) -> LoggedBatch | None:
@@ -334,40 +273,22 @@ def _claimed(runs: Path, batch_id: str, log: EventLog | None = None, *, failed: 
         return None
 
 
-def acknowledge(workspace: Path, batch_id: str) -> None:
-    """Record that a batch was cut off and is not reported any more."""
-    runs = workspace / RUNS
-    batch = _claimed(runs, batch_id, EventLog.read(runs))
-    if batch is not None:
-        with closing(batch), Folder.open(runs) as folder:
-            batch.end(folder, "acknowledged")
-
-
-def is_kept(workspace: Path, batch_id: str) -> bool:
-    """Return whether `--resume` goes on with a batch once it and all others that were cut off are acknowledged."""
-    runs = workspace / RUNS
-    log = EventLog.read(runs)
-    return _kept(log, _cut_off(runs, log)) == [batch_id] and LoggedBatch(runs, batch_id, log).is_left
-
-
-def requested_cards(runs: Path) -> dict[str, str]:
-    """Return the cards of runs that have no record yet, by id: of running commands and of those that were cut off."""
-    log = EventLog.read(runs)
-    events = (event for name in _not_ended(log) for event in log.about(name))
-    return {run.id: run.card for event in events if isinstance(event, Requested) for run in event.runs}
-
-
 def interrupted_batches(workspace: Path) -> tuple[LoggedBatch, ...]:
-    """Return the batches of a workspace whose madlite is gone, oldest first; one whose runs all have folders has no
-    messages.
-    """
+    """Return the batches of a workspace whose madlite is gone and that have not ended, oldest first."""
     runs = workspace / RUNS
     log = EventLog.read(runs)
-    return tuple(LoggedBatch(runs, name, log) for name in _cut_off(runs, log))
+    left = (name for name in _not_ended(log) if not is_locked(runs / _lock_name(name), unknown=True))
+    return tuple(LoggedBatch(runs, name, log) for name in left)
 
 
-def _cut_off(runs: Path, log: EventLog) -> list[str]:
-    return [name for name in _not_ended(log) if not is_locked(runs / _lock_name(name), unknown=True)]
+def reported_batches(workspace: Path) -> tuple[LoggedBatch, ...]:
+    """Return the interrupted batches that the next command reports: those after which no batch of runs began."""
+    if not (found := interrupted_batches(workspace)):
+        return ()
+    log = EventLog.read(workspace / RUNS)
+    last = _last(log)
+    began = LoggedBatch(workspace / RUNS, last, log).started if last else ""
+    return tuple(batch for batch in found if batch.id == last or batch.last_at > began)
 
 
 def last_batch(workspace: Path, study_id: str) -> LoggedBatch | None:
@@ -379,15 +300,9 @@ def last_batch(workspace: Path, study_id: str) -> LoggedBatch | None:
 
 
 def dead_locks(workspace: Path) -> tuple[Path, ...]:
-    """Return the locks of batches that have ended, and whose madlite was killed right then."""
-    runs = workspace / RUNS
-    try:
-        found = [runs / name for name in fnmatch.filter(os.listdir(runs), _LOCKS)]  # noqa: PTH208 - names alone
-    except OSError:
-        return ()
-    log = EventLog.read(runs) if found else EventLog()
-    reported = {_lock_name(name) for name in _not_ended(log)}
-    return tuple(path for path in found if path.name not in reported and not is_locked(path, unknown=True))
+    """Return the locks of batches whose madlite is gone; who goes on with one makes its lock again."""
+    found = (workspace / RUNS).glob(_LOCKS)
+    return tuple(path for path in sorted(found) if not is_locked(path, unknown=True))
 
 
 def is_batch_running(runs: Path) -> bool:
@@ -400,14 +315,9 @@ def _has_folder(runs: Path, run_id: str) -> bool:
     return "/" not in run_id and is_run(runs / run_id)
 
 
-def _names(runs: Iterable[RequestedRun]) -> str:
-    return ", ".join(requested.card for requested in runs)
-
-
 # The folder of a study in the folder of runs: the caches of its runs while it goes on, and what it came to.
 #
 # `study-ID` has a lock as long as its madlite lives.  The caches are removed at its end; what a kill left is `clean`'s.
-# One that did not begin in this folder was copied or unpacked there, and is not resumed.
 
 
 SUMMARY = "study.json"
@@ -507,23 +417,11 @@ def read_summary(workspace: Path, study_id: str) -> bytes:
 
 
 def studies_of(workspace: Path, kind: str) -> list[StudyStarted]:
-    """Return the studies of a kind that began in this folder and requested a run, the newest last.
-
-    Those of another folder, which were copied here, are named in a warning.
-    """
+    """Return the studies of a kind that began in this folder and requested a run, the newest last."""
     log = EventLog.read(workspace / RUNS)
-    requested = {requested.study for requested in log.of(Requested)}
-    found = [study for study in log.of(StudyStarted) if study.kind == kind and study.study in requested]
-    own = log.made(study.study for study in found)
-    if foreign := [study.study for study in found if study.study not in own]:
-        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
-        _LOG.warning(
-            "study %s%s did not begin in this folder (%s was copied or moved here), so it is not resumed",
-            ", ".join(foreign[:3]),
-            more,
-            RUNS,
-        )
-    return sorted((study for study in found if study.study in own), key=lambda study: study.study)
+    requested = log.made(requested.study for requested in log.of(Requested))
+    found = (study for study in log.of(StudyStarted) if study.kind == kind and study.study in requested)
+    return sorted(found, key=lambda study: study.study)
 
 
 def is_running(workspace: Path, study_id: str) -> bool:

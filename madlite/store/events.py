@@ -67,15 +67,14 @@ class RequestedRun(Value, frozen=True, omit_defaults=True):
 class Requested(Event, frozen=True, omit_defaults=True, tag="requested"):
     """Runs that a command is about to run as one batch; a study requests more of them as it goes on.
 
-    The first event of a batch has its `command` and the version of `madlite`.  `study` is the study that its runs
-    belong to, `series` its series as `batch.runner.series_of` has them, and `inputs` the files of the working folder
-    that the runs use, with their SHA-256.
+    The first event of a batch has its `command`.  `study` is the study that its runs belong to, `series` its series as
+    `batch.runner.series_of` has them, and `inputs` the files of the working folder that the runs use, with their
+    SHA-256.
     """
 
     batch: FileName = ""
     runs: tuple[RequestedRun, ...] = ()
     command: tuple[str, ...] = ()
-    madlite: str = ""
     study: str = ""
     series: tuple[str, ...] = ()
     inputs: dict[str, str] = {}
@@ -97,10 +96,9 @@ class Ended(Event, frozen=True, omit_defaults=True, tag="ended"):
 
 
 class BatchEnded(Event, frozen=True, omit_defaults=True, tag="batch_ended"):
-    """A batch came to its end, was interrupted or resumed by another, or its kill was acknowledged by `clean`."""
+    """A batch came to its end, or another one goes on with its runs; one that was interrupted has not ended."""
 
     batch: FileName = ""
-    how: Literal["done", "interrupted", "acknowledged", "resumed"] = "done"
 
 
 class Submitted(Event, frozen=True, omit_defaults=True, tag="submitted"):
@@ -269,7 +267,7 @@ class EventLog:
     def settled_runs(self) -> frozenset[str]:
         """Return the runs that have their rows and record for certain: no command looks for what is left of them."""
         of_jobs = (job_ended.run for job_ended in self.of(JobEnded))
-        settled = frozenset((*self.ids(Ended), *of_jobs)).difference(_texts(_WITHOUT_FILE, self._data))
+        settled = frozenset((*self.ids(Ended), *of_jobs))
         unrecorded = _decoded(_lines_with(self._data, b'"unrecorded":true'))
         return settled.difference(event.run for event in unrecorded if isinstance(event, Ended))
 
@@ -304,19 +302,10 @@ def _runs_of(event: Event) -> tuple[str, ...]:
     return event.runs if isinstance(event, Submitted) else ()
 
 
-_WITHOUT_FILE = (
-    rb'\{"event":"started","at":"[^"]*","run":("[^"\\]*(?:\\.[^"\\]*)*")\}'  # whose result is to be collected
-)
-
-
 def _ids_of(kind: type[Event], data: bytes) -> list[str]:
     tag = str(kind.__struct_config__.tag)
     # quotes in texts are escaped, so this is a line's beginning alone
     pattern = rb'\{"event":"%s","at":"[^"]*","[a-z_]+":("[^"\\]*(?:\\.[^"\\]*)*")' % tag.encode()
-    return _texts(pattern, data)
-
-
-def _texts(pattern: bytes, data: bytes) -> list[str]:
     return [_text(found) for found in re.findall(pattern, data)]
 
 
@@ -341,33 +330,3 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[Event]:
 def is_own(folder: Path, *kinds: type[Event]) -> bool:
     """Return whether the folder of a run is one that madlite made where it is, as `EventLog.has_own`."""
     return EventLog.read(folder.parent).has_own(folder.name, *kinds)
-
-
-class Added(Value, frozen=True):
-    """Events of a log from a place on; `mark` tells a later `read_added` where to go on.
-
-    `restarted`: the log is another one than before, or is shorter, and these are all.
-    """
-
-    events: tuple[Event, ...] = ()
-    mark: str = ""
-    restarted: bool = False
-
-
-def read_added(runs: Path, mark: str = "") -> Added:
-    """Return the events that the log of a folder of runs got since an earlier call; all of them without `mark`."""
-    try:
-        with Folder.open(runs) as folder:
-            fd = folder.open_file(EVENTS, os.O_RDONLY, make=False)
-    except OSError:
-        return Added(restarted=bool(mark))
-    with os.fdopen(fd, "rb") as file:
-        facts = os.fstat(fd)
-        inode, _, place = mark.partition(" ")
-        known = inode == str(facts.st_ino) and place.isdigit() and int(place) <= facts.st_size
-        begin = int(place) if known else 0
-        file.seek(begin)
-        data = file.read()
-        data = data[: data.rfind(b"\n") + 1]  # a line that is being written comes with the next call
-        events = tuple(_decoded(data.splitlines()))
-        return Added(events=events, mark=f"{facts.st_ino} {begin + len(data)}", restarted=bool(mark) and not begin)

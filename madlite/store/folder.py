@@ -57,7 +57,7 @@ _LOG = logging.getLogger(__name__)
 CHECK_PREFIX, CHECK_REQUEST = "check-", "request.json"  # of a check of a cluster: its folder, and the file it locks
 LOCK, HANDLE, PLAN, LOG, RECORD = "lock", "handle", "plan.json", "run.log", "record.json"
 STEPS, CONTEXT, RESULT = "steps.jsonl", "context.json", "result.json"
-SAVED_ROWS = "rows.csv"  # that perf.csv did not take
+_SAVED_ROWS = "rows.csv"  # of an earlier madlite, beside a record whose rows no file took
 CHECKPOINT = "checkpoint"  # where a workload may keep what the next attempt goes on from
 WORK, VIEW = "work", ".view"  # what a container sees of the run's folder, and in place of the folder of runs
 _NEW_LOCK = f".{LOCK}"
@@ -364,8 +364,8 @@ def is_alive(folder: Path) -> bool:
 class LeftRun(NamedTuple):
     """A run without a madlite that may have something left to do, as its folder shows it at this moment.
 
-    `cut off`: it has neither a record nor a result; `uncollected`: its result has no record; `recorded`: what its
-    journal or saved rows are for may not be done.
+    `cut off`: it has neither a record nor a result; `uncollected`: its result has no record, or, as an earlier madlite
+    left it, one with rows that no file took; `recorded`: something of it may be running, or it was killed right then.
     """
 
     folder: Path
@@ -375,7 +375,7 @@ class LeftRun(NamedTuple):
     @property
     def may_have_left(self) -> bool:
         """Whether something of it may be running: of one with a record the journal stays then."""
-        return self.state == "cut off" or (self.state == "recorded" and _has(self.folder, RUN_JOURNAL))
+        return self.state != "uncollected"
 
 
 def left_runs(workspace: Path, *, planted: bool = False) -> tuple[LeftRun, ...]:
@@ -393,8 +393,13 @@ def left_runs(workspace: Path, *, planted: bool = False) -> tuple[LeftRun, ...]:
 def left_run(folder: Path) -> LeftRun | None:
     """Return what is left to do of a run, whoever made its folder; None of one that is over or goes on."""
     if _has(folder, RECORD):
-        has_more = exists(folder / RUN_JOURNAL) or exists(folder / SAVED_ROWS)  # as few have
-        return LeftRun(folder, "recorded", read_run(folder)) if has_more and not is_alive(folder) else None
+        has_journal = exists(folder / RUN_JOURNAL)
+        if not (has_journal or exists(folder / _SAVED_ROWS)) or is_alive(folder):  # as few have
+            return None
+        journal = read_run(folder)
+        if journal.cleaned is None and not is_collected(folder):
+            return LeftRun(folder, "uncollected", journal)
+        return LeftRun(folder, "recorded", journal) if has_journal else None
     is_run = exists(folder / PLAN) or exists(folder / LOCK) or exists(folder / RESULT)
     # the lock first: a run that ends between the two checks has its record by then
     if not is_run or is_alive(folder) or _has(folder, RECORD):
@@ -420,8 +425,13 @@ def is_uncollected(folder: Path) -> bool:
     return left is not None and left.state == "uncollected"
 
 
+class _Rows(Value, frozen=True):
+    appended: bool = True
+
+
 class _Recorded(Value, frozen=True):
     id: str = ""
+    rows: _Rows | None = None
 
 
 class _Result(Value, frozen=True):
@@ -432,6 +442,12 @@ def has_record(folder: Path) -> bool:
     """Return whether a run has its record; a workload may have a file of that name, which does not name the run."""
     found = _read(folder / RECORD, _Recorded)
     return found is not None and found.id == folder.name
+
+
+def is_collected(folder: Path) -> bool:
+    """Return whether a run has its record, whose rows are in their file."""
+    found = _read(folder / RECORD, _Recorded)
+    return exists(folder / RECORD) and (found is None or found.rows is None or found.rows.appended)
 
 
 def has_result(folder: Path) -> bool:
@@ -633,8 +649,7 @@ class RunRows(Value, frozen=True):
 
     `path` is relative to the working folder where the file is below it.  `at` is when, in UTC, `offset` the size that
     the file had, with the rows of other runs that were written together with them before them, and `columns` the
-    header, none of a new file.  Where `appended` is False after the run, `kept` names the file in the run's folder that
-    has them instead.  `strict_header`: they add no columns.
+    header, none of a new file.  `appended` is False until they are written.  `strict_header`: they add no columns.
     """
 
     path: str
@@ -643,7 +658,6 @@ class RunRows(Value, frozen=True):
     offset: int = 0
     columns: tuple[str, ...] = ()
     appended: bool = False
-    kept: FileName = ""
     strict_header: bool = False
 
     def without(self, columns: Collection[str]) -> RunRows:

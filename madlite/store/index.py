@@ -21,13 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
-import msgspec
-
-from madlite.plan.inputs import RUNS
-from madlite.store.batches import interrupted_batches
-from madlite.store.events import Added, AnyEvent, Event, RunImported, RunPruned, read_added
 from madlite.store.folder import RECORD, is_run
-from madlite.store.record import Record
+from madlite.store.record import NotedRuns, Record
 
 if TYPE_CHECKING:
     import sqlite3
@@ -58,8 +53,6 @@ _TABLES = (
     """CREATE TABLE results(
         run INTEGER NOT NULL, place INTEGER NOT NULL, series INTEGER NOT NULL, status TEXT NOT NULL, value REAL,
         PRIMARY KEY(run, place)) WITHOUT ROWID""",
-    "CREATE TABLE noted(run NOT NULL, line TEXT NOT NULL)",  # of the log, about runs that were imported or pruned
-    "CREATE INDEX noted_by_run ON noted(run)",
 )
 _INDICES = (  # made once the tables are filled, which takes half the time then
     *(
@@ -131,8 +124,8 @@ class IndexFile:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def read_runs(self, names: Sequence[str], noted: Sequence[Event]) -> Iterable[IndexedRun]:
-        """Return the runs in folders of these names; `noted` is what the log has of their import and pruning."""
+    def read_runs(self, names: Sequence[str], noted: NotedRuns) -> Iterable[IndexedRun]:
+        """Return the runs in folders of these names; `noted` are those that were imported or pruned."""
         raise NotImplementedError
 
     def use(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -233,20 +226,19 @@ class IndexFile:
 
     def _refresh(self) -> Refreshed:
         now = time.time()
-        names, missing = _scan(self.folder)
-        self._take_log()  # behind it: a run that is imported has its line before its folder is there
+        names = _scan(self.folder)
+        noted = NotedRuns(self.folder)  # behind it: a run that is imported has its line before its folder is there
         checked = self.use(lambda connection: _get_meta(connection, "checked"))
         is_full = not checked or not 0 <= now - float(checked) < CHECK_S
         known = self.use(_stamps if is_full else _ids)
         looked_at = names if is_full else names - (known.keys() - self.use(_unsettled))
         stamps = _stamps_of(self.folder, looked_at)
         no_runs = {name for name in looked_at if stamps[name] is None and not is_run(self.folder / name)}
-        no_runs -= missing
         changed = [name for name in looked_at if stamps[name] is None or stamps[name] != known.get(name)]
-        changed = sorted({*changed, *missing} - no_runs)
-        there = {*names, *missing} - no_runs
+        changed = sorted({*changed, *(self.use(_stale(noted)) & names)} - no_runs)
+        there = names - no_runs
         for part in _parts(changed):
-            self._read(part, stamps)
+            self._read(part, stamps, noted)
         gone = known.keys() - there
         if is_full:
             self.write(lambda connection: _end_check(connection, now))
@@ -254,22 +246,9 @@ class IndexFile:
             self.write(lambda connection: _forget(connection, gone))
         return Refreshed(runs=len(there), read=len(changed), removed=len(gone))
 
-    def _take_log(self) -> None:
-        """Take over the lines that were added to the log; the runs they are of are read again."""
-        before = self.use(lambda connection: _get_meta(connection, "log"))
-        added = read_added(self.folder, before)
-        if added.mark != before:
-            self.write(lambda connection: _add_events(connection, before, added))
-
-    def _read(self, names: Sequence[str], stamps: Mapping[str, str | None]) -> None:
-        runs = list(self.read_runs(names, self.noted(names)))
+    def _read(self, names: Sequence[str], stamps: Mapping[str, str | None], noted: NotedRuns) -> None:
+        runs = list(self.read_runs(names, noted))
         self.write(lambda connection: _insert(connection, runs, stamps))
-
-    def noted(self, names: Sequence[str]) -> list[Event]:
-        """Return what the log has of the import and pruning of some runs, without reading all of it."""
-        decode = msgspec.json.Decoder(AnyEvent).decode
-        found = [self.use(lambda connection, part=part: _noted(connection, part)) for part in _parts(names)]  # type: ignore[misc]
-        return [decode(line) for lines in found for line in lines]
 
 
 def is_text(name: str) -> bool:
@@ -413,23 +392,13 @@ def _set_meta(connection: sqlite3.Connection, name: str, value: str) -> None:
 # What is there.
 
 
-def _scan(runs: Path) -> tuple[set[str], set[str]]:
-    """Return the names of the folders, and the runs that a kill kept from having one, which their batch names."""
+def _scan(runs: Path) -> set[str]:
+    """Return the names of the folders."""
     try:
         with os.scandir(runs) as entries:
-            every = list(entries)
+            return {entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and is_text(entry.name)}
     except OSError:
-        return set(), set()
-    found = {entry.name for entry in every if entry.is_dir(follow_symlinks=False) and is_text(entry.name)}
-    has_batch = any(entry.name.startswith(".batch-") for entry in every if entry.name not in found)
-    if not has_batch or runs.name != RUNS:
-        return found, set()
-    return found, {
-        requested.id
-        for batch in interrupted_batches(runs.parent)
-        for requested in batch.begun
-        if "/" not in requested.id
-    }
+        return set()
 
 
 def _stamps_of(runs: Path, names: Iterable[str]) -> dict[str, str | None]:
@@ -454,13 +423,20 @@ def _ids(connection: sqlite3.Connection) -> dict[str, str | None]:
     return dict.fromkeys(name for (name,) in connection.execute("SELECT id FROM runs"))
 
 
+def _stale(noted: NotedRuns) -> Callable[[sqlite3.Connection], set[str]]:
+    """Return a query for the runs that were imported or pruned since they were read."""
+    pruned = {name for name, event in noted.pruned.items() if not event.folder}
+
+    def find(connection: sqlite3.Connection) -> set[str]:
+        was_imported = {name for (name,) in connection.execute("SELECT id FROM runs WHERE origin != ''")}
+        was_pruned = {name for (name,) in connection.execute("SELECT id FROM runs WHERE pruned")}
+        return (was_imported ^ noted.imported.keys()) | (was_pruned ^ pruned)
+
+    return find
+
+
 def _unsettled(connection: sqlite3.Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT id FROM runs WHERE stamp IS NULL")}
-
-
-def _noted(connection: sqlite3.Connection, names: Sequence[str]) -> list[str]:
-    query = f"SELECT line FROM noted WHERE run IN ({_marks(names)}) ORDER BY rowid"  # noqa: S608 - question marks
-    return [line for (line,) in _all(connection, query, names)]
 
 
 def _marks(values: Sequence[object]) -> str:
@@ -468,22 +444,6 @@ def _marks(values: Sequence[object]) -> str:
 
 
 # What is written.
-
-
-def _add_events(connection: sqlite3.Connection, before: str, added: Added) -> None:
-    if _get_meta(connection, "log") != before:  # another process has taken them over meanwhile
-        return
-    if added.restarted:  # it is another log than before
-        connection.execute("DELETE FROM noted")
-        connection.execute("UPDATE runs SET stamp = NULL")
-    elif before:
-        about = {getattr(event, "run", "") for event in added.events}
-        stale = [(name,) for name in about if name]
-        connection.executemany("UPDATE runs SET stamp = NULL WHERE id = ?", stale)
-    noted = (event for event in added.events if isinstance(event, RunImported | RunPruned))
-    rows = ((event.run, msgspec.json.encode(event).decode()) for event in noted)
-    connection.executemany("INSERT INTO noted VALUES (?, ?)", rows)
-    _set_meta(connection, "log", added.mark)
 
 
 _INSERT_RUN = (

@@ -64,7 +64,7 @@ from madlite.plan.caches import CACHE_VARIABLES, CacheState, cache_state
 from madlite.plan.inputs import CACHES_INSIDE
 from madlite.plan.submission import PREFIX
 from madlite.secrets import MASK, Redactor, is_secret
-from madlite.store.events import Event, EventLog, RunImported, RunPruned, now
+from madlite.store.events import EventLog, RunImported, RunPruned, now
 from madlite.store.folder import LOCK, PLAN, PROGRESS, RECORD, RESULT, RUN_JOURNAL, RunRows, exists, read_run
 from madlite.text import indented, read_json, scalar_text
 
@@ -507,20 +507,13 @@ def _content(file: Path) -> bytes | None:
 
 
 class NotedRuns:
-    """The runs that were imported or pruned, by the event log of a folder of runs, or by some of its events."""
+    """The runs that were imported or pruned, by the event log of a folder of runs: the last event of each."""
 
-    def __init__(self, runs: Path, events: Iterable[Event] | None = None) -> None:
-        self._runs = runs
-        if events is None:
-            log = EventLog.read(runs)
-            events = (*log.of(RunImported), *log.of(RunPruned))
-        events = tuple(events)
-        self._imported = {event.run: event for event in events if isinstance(event, RunImported)}
-        self.pruned = {event.run: event for event in events if isinstance(event, RunPruned)}
-        """The last event of each run that was pruned."""
-        self.rows_of_pruned = {
-            event.run: event.rows_in for event in events if isinstance(event, RunPruned) and event.rows_in
-        }
+    def __init__(self, runs: Path) -> None:
+        self._runs, log = runs, EventLog.read(runs)
+        self.imported = {event.run: event for event in log.of(RunImported)}
+        self.pruned = {event.run: event for event in log.of(RunPruned)}
+        self.rows_of_pruned = {event.run: event.rows_in for event in log.of(RunPruned) if event.rows_in}
         """The results file that has the rows of a run whose folder was pruned, whatever became of the run since."""
 
     @cached_property
@@ -531,11 +524,11 @@ class NotedRuns:
 
     def origin(self, run_id: str) -> str:
         """Return the archive that a run was imported from; "" of a run of this folder."""
-        return self._imported[run_id].origin if run_id in self._imported else ""
+        return self.imported[run_id].origin if run_id in self.imported else ""
 
     def archived_id(self, run_id: str) -> str:
         """Return the id that an imported run had in its archive; "" of a run of this folder."""
-        return self._imported[run_id].archived_id if run_id in self._imported else ""
+        return self.imported[run_id].archived_id if run_id in self.imported else ""
 
 
 def rows_here(folder: Path, record: Record, noted: NotedRuns) -> RunRows | None:
@@ -632,14 +625,16 @@ def result_text(result: RunResult) -> str:
 
 
 def load_result(folder: Path) -> RunResult:
-    """Return the result that a run's folder holds.
+    """Return the result that a run's folder holds: of one whose record has rows that no file took, that.
 
     Raises:
         RecordError: there is none, or it cannot be read.
     """
-    if (data := _content(folder / RESULT)) is None:
+    if (data := _content(folder / RESULT)) is not None:
+        return _read(data)
+    if (record := load_record(folder)) is None:
         raise RecordError(f"it has no {RESULT}")
-    return _read(data)
+    return RunResult(record=record)
 
 
 def _read(data: bytes) -> RunResult:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from madlite.archive import pack as manifest_of_archive
 from madlite.archive.import_ import _staging_folder, unpack
+from madlite.batch.leftovers import Leftovers, end_journals
 from madlite.cli.main import call
 from madlite.errors import UsageProblem
 from madlite.files import Folder
@@ -24,7 +25,7 @@ from madlite.jobs.submission import stored_submissions
 from madlite.model import Study
 from madlite.model.results import Attempt, FailedAttempt
 from madlite.store.events import EventLog, RunImported
-from madlite.store.folder import LOG, PLAN, RECORD, RunRows, open_runs
+from madlite.store.folder import LOG, PLAN, RECORD, RunRows, open_runs, read_run
 from madlite.store.record import File, load_record, record_json
 from tests.archive import tars
 from tests.cli.stored_runs import good, store
@@ -60,6 +61,12 @@ def imported(place: Path, run: str = ONE) -> Path:
     """Return the folder of a run that was imported."""
     (entry,) = {one.run for one in EventLog.read(place / "madlite_runs").of(RunImported) if one.archived_id == run}
     return place / "madlite_runs" / entry
+
+
+def left_in(place: Path) -> set[str]:
+    """Return what is in a folder into which nothing was taken, but for an empty folder of runs."""
+    assert {one.name for one in place.glob("madlite_runs/*")} <= {".gitignore", ".import.lock"}
+    return {one.name for one in place.iterdir()} - {"madlite_runs"}
 
 
 def elsewhere(place: Path) -> Path:
@@ -399,7 +406,7 @@ def test_a_record_that_is_too_deep_for_its_ids_is_refused_before_any_run_is_take
         if codes[depth]:
             text = capsys.readouterr().err
             assert codes[depth] == 4 and "error: " in text and "record.json" in text and TWO in text, text
-            assert [*other.iterdir()] == []
+            assert left_in(other) == set()
     assert 0 in codes.values() and 4 in codes.values()
 
 
@@ -439,7 +446,7 @@ def test_headers_that_no_archive_of_runs_has_are_refused_in_a_sentence(tmp_path,
     archive = headers(tmp_path / "x.tar.gz", *members)
     for command in ("import", "verify"):
         assert words.search(said(capsys, command, "x.tar.gz", code=4))
-    assert [*tmp_path.iterdir()] == [archive]
+    assert left_in(tmp_path) == {archive.name}
 
 
 @each_row("kind", [tarfile.REGTYPE, tarfile.XHDTYPE])
@@ -471,7 +478,7 @@ def test_more_runs_than_an_archive_has_are_refused_before_anything_is_written(tm
     archive = tars.write(tmp_path / "x.tar.gz", {"manifest.json": json.dumps(manifest).encode()})
     for command in ("import", "verify"):
         assert "x.tar.gz has 20000 runs, more than 10000 runs" in said(capsys, command, "x.tar.gz", code=4)
-    assert [*tmp_path.iterdir()] == [archive]
+    assert left_in(tmp_path) == {archive.name}
 
 
 @each_row("what", HOSTILE)
@@ -481,7 +488,7 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, capsys, monke
     archive = tars.write(tmp_path / "x.tar.gz", files, *more)
     text = said(capsys, "import", "x.tar.gz", code=4)
     assert words in text and "\x1b" not in text
-    assert [*tmp_path.iterdir()] == [archive]
+    assert left_in(tmp_path) == {archive.name}
     if not any(one in words for one in ("as it was packed", "found", "is none that")) and "record" not in what:
         assert words in said(capsys, "verify", "x.tar.gz", code=4)
 
@@ -494,7 +501,7 @@ def test_an_archive_that_is_cut_anywhere_leaves_nothing(place, capsys, monkeypat
     for cut in (*range(0, len(whole) - 8, max(1, len(whole) // 40)), len(whole) - 9):
         Path("x.tar.gz").write_bytes(whole[:cut])
         assert "error: x.tar.gz" in said(capsys, "import", "x.tar.gz", code=4)
-        assert [one.name for one in other.iterdir()] == ["x.tar.gz"]
+        assert left_in(other) == {"x.tar.gz"}
 
 
 @pytest.mark.host
@@ -580,6 +587,18 @@ def pruned(place: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     assert "its row was added to perf.csv" in said(capsys, "import", "x.tgz", "--rows", "--dir", str(other))
     remove(capsys, other)
     return other
+
+
+def test_clean_leaves_the_note_of_the_rows_of_imported_runs(place, capsys):
+    record = load_record(folder(place, ONE))
+    assert record is not None
+    rows = RunRows(path="perf.csv", cells=(ROW,), appended=True)
+    (folder(place, ONE) / RECORD).write_text(record_json(replace(record, rows=rows)))
+    said(capsys, "archive", ONE, "-o", "x.tgz")
+    other = elsewhere(place)
+    said(capsys, "import", "x.tgz", "--rows", "--dir", str(other))
+    end_journals(other, Leftovers(leftovers=()))
+    assert read_run(imported(other)).rows is not None
 
 
 def remove(capsys: pytest.CaptureFixture[str], place: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 from contextlib import closing
 from pathlib import Path
 
-from madlite.batch.collect import append_pending
+from madlite.batch.collect import recover
 from madlite.batch.leftovers import Leftover, find_incomplete, recovery_report, remove
 from madlite.files import Folder
 from madlite.model import Status
@@ -25,7 +26,7 @@ from madlite.store.folder import (
     is_uncollected,
     open_runs,
 )
-from madlite.store.record import Record, record_json
+from madlite.store.record import Record, load_record, record_json
 from tests.factories import write_journal
 from tests.rows import each_row
 
@@ -93,29 +94,46 @@ def test_clean_removes_nothing_of_a_run_that_another_madlite_has_locked(tmp_path
     assert removed == []
 
 
-def pending(workspace: Path) -> Path:
-    """Return the folder of a run whose record has rows that no file took."""
+def pending(workspace: Path, *, file: str = "perf.csv") -> Path:
+    """Return the folder of a run as an earlier madlite left one whose rows no file took."""
     folder = run_folder(workspace)
     record = Record(id=folder.name, card="m", status=Status.SUCCESS, rows=ROWS)
+    (folder / RECORD).write_text(
+        record_json(record).replace('"appended": false', '"appended": false, "kept": "rows.csv"')
+    )
     with closing(RunFolder.reopen(folder)) as opened:
-        assert opened.write_record(record_json(record)) == ""
-        opened.end_journal()
+        assert opened.note(RunEntry(at="t", rows=ROWS, file=file)) == ""
     return folder
 
 
-def test_a_pending_row_whose_line_is_refused_is_reported_with_the_reason(tmp_path):
-    folder = write_journal(pending(tmp_path))
-    replace_by_link(folder / RUN_JOURNAL, tmp_path)
-    (message,) = append_pending(tmp_path, tmp_path / "perf.csv")
-    assert message == (f"{folder.name}: no row was added: {folder / RUN_JOURNAL}: it is a link")
-    assert not (tmp_path / "perf.csv").exists()
+def test_rows_of_an_earlier_madlite_that_no_file_took_are_told_and_added_once(tmp_path):
+    folder, output = pending(tmp_path), tmp_path / "perf.csv"
+    assert recovery_report(tmp_path) == [f"1 run is not collected: {folder.name}. madlite runs collect adds its row"]
+    assert recover(tmp_path, output) == [f"{folder.name}: SUCCESS, its row was added to perf.csv"]
+    assert recover(tmp_path, output) == recovery_report(tmp_path) == [] and output.read_text().count("m,") == 1
+    record = load_record(folder)
+    assert record is not None and record.rows is not None and record.rows.appended
 
 
-def pending_after_cleaning(workspace: Path) -> Path:
-    folder = run_folder(workspace, "20260101T000000-c-000003")
-    (folder / RECORD).write_text(record_json(Record(id=folder.name, card="m", status=Status.SUCCESS, rows=ROWS)))
-    (folder / "cleaned").write_text("no row in perf.csv")
-    return folder
+def test_such_rows_for_a_file_elsewhere_or_with_their_copy_alone_are_told(tmp_path):
+    folder = pending(tmp_path, file="/elsewhere/perf.csv")
+    assert recover(tmp_path, tmp_path / "perf.csv") == [] and len(recovery_report(tmp_path)) == 1
+    (folder / RUN_JOURNAL).unlink()
+    assert recovery_report(tmp_path) == []
+    (folder / "rows.csv").touch()
+    assert recover(tmp_path, tmp_path / "perf.csv") == [] and len(recovery_report(tmp_path)) == 1
+
+
+def test_a_run_of_a_copied_folder_is_named_and_gets_no_row_there(tmp_path):
+    """It may go on in the original."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    folder = write_journal(run_folder(there))
+    shutil.copytree(there, here)
+    assert [one.folder for one in find_incomplete(there)] == [folder] and find_incomplete(here) == ()
+    assert recover(here, here / "perf.csv") == [] and not (here / "perf.csv").exists()
+    (text,) = recovery_report(here)
+    assert f"{folder.name} looks like a run that madlite did not make" in text
 
 
 def test_a_workload_s_file_of_that_name_hides_no_run_that_has_a_journal(tmp_path):

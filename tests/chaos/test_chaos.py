@@ -44,7 +44,6 @@ def test_a_seed_is_the_same_round_every_time_and_the_twenty_hold_what_they_shoul
     [
         ("run       20261121T162857-c0quick-ad2ee4  unfinished, no row, /x", False, True),
         ("run       20261121T162857-c0quick-ad2ee4  unfinished, its row is in perf.csv, /x", True, False),
-        ("run       20261121T162857-c0quick-ad2ee4  no row in perf.csv (r/rows.csv); the next", False, True),
         (
             "warning: 2 earlier runs were cut off: r-c0quick-ad2ee4 (no row), r-c1-1 (x). madlite clean lists",
             False,
@@ -53,7 +52,6 @@ def test_a_seed_is_the_same_round_every_time_and_the_twenty_hold_what_they_shoul
         ("warning: 1 earlier run was cut off: r-c0quick-ad2ee4 (its row is in perf.csv)", True, False),
         ("warning: 1 earlier run was cut off: r-c0quick-ad2ee4 (whether its row is in perf.csv can", False, False),
         ("warning: 2 runs of an earlier batch never started: c1multi, c0quick. madlite clean --yes", False, True),
-        ("warning: cut off without a row, of an earlier batch: c0quick. madlite clean --yes", False, True),
         ("run       20261121T162857-c1quick-ad2ee4  unfinished, no row, /c0quick", False, False),
     ],
 )

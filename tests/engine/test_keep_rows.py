@@ -7,7 +7,7 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from madlite.batch.collect import append_pending
+from madlite.batch.collect import recover
 from madlite.batch.leftovers import find_incomplete, recovery_report
 from madlite.batch.runner import Batch
 from madlite.perfcsv.recorded import rebuild
@@ -19,34 +19,7 @@ from tests.engine.test_unfinished import Killed, kill_at, rows_of
 pytestmark = pytest.mark.host  # whole runs
 
 
-def full_at_append(monkeypatch) -> None:
-    """Take the disk from perf.csv when its row is noted and about to be appended."""
-
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("madlite.perfcsv.append._append", full)
-
-
 FOREIGN = Header(columns=STANDARD_COLUMNS).line + f"foreign{',' * 20}SUCCESS{',' * 8}\n" * 50
-
-
-def test_a_row_that_a_rebuild_took_in_is_added_no_second_time(planned, monkeypatch):  # noqa: F811
-    plans, options, plugins = planned
-    options.output.write_text(FOREIGN)
-    with monkeypatch.context() as patch:
-        full_at_append(patch)
-        assert Batch(plans, options, plugins, Quiet()).run().pending == ("m",)
-    assert rebuild(options.output, options.workspace / "madlite_runs", force=True).rows == 1
-    (folder,) = (options.workspace / "madlite_runs").glob("id-*")
-    assert recovery_report(options.workspace) == [
-        f"{folder.name}: its row is in perf.csv; the next madlite run notes that"
-    ]
-    assert append_pending(options.workspace, options.output) == [f"{folder.name}: its row is in perf.csv"]
-    assert (
-        rows_of(options.output) == ["m"]
-        and append_pending(options.workspace, options.output) == recovery_report(options.workspace) == []
-    )
 
 
 def test_of_a_run_that_was_cut_off_and_taken_in_by_a_rebuild_nobody_says_that_it_has_no_row(planned, monkeypatch):  # noqa: F811
@@ -93,7 +66,7 @@ def test_after_a_rebuild_a_row_like_an_earlier_one_is_added_still(planned, monke
     assert Batch([again], options, plugins, Quiet()).run().pending == ("m",)
     options.output.rmdir()
     away.rename(options.output)
-    assert append_pending(options.workspace, options.output) == [f"{second}: its row was added to perf.csv"]
+    assert recover(options.workspace, options.output) == [f"{second}: SUCCESS, its row was added to perf.csv"]
     assert rows_of(options.output) == ["m", "m"]
 
 
@@ -105,12 +78,12 @@ def test_a_kept_row_whose_columns_have_no_room_is_added_without_them_and_they_ar
     Batch(plans, options, plugins, Quiet()).run()
     options.output.rmdir()
     options.output.write_text(f"{wide}\n")
-    (told,) = append_pending(options.workspace, options.output)
+    (told, *_) = recover(options.workspace, options.output)
     assert "its row was added to perf.csv" in told and "left out of a row" in told and told.endswith(": run")
     assert rows_of(options.output) == ["m"] and recovery_report(options.workspace) == []
     (run,) = list_runs(options.workspace / "madlite_runs")
     assert "run" not in run.record.rows.cells[0], "as they were appended"
-    assert append_pending(options.workspace, options.output) == []
+    assert recover(options.workspace, options.output) == []
 
 
 def test_columns_that_have_no_room_cost_no_row_of_a_run_and_are_named_on_the_screen(planned, monkeypatch):  # noqa: F811

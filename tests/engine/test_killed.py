@@ -12,7 +12,7 @@ from pkgutil import resolve_name
 
 import pytest
 
-from madlite.batch.collect import collect_all, cut_off_runs, recover_cut_off
+from madlite.batch.collect import collect_all, cut_off_runs, recover
 from madlite.batch.leftovers import Leftover, Leftovers, end_journals
 from madlite.batch.runner import Batch
 from madlite.store.folder import RunFolder
@@ -88,7 +88,7 @@ def test_the_next_run_ends_what_goes_on_of_a_run_that_has_its_row_by_then(killed
 def test_clean_writes_it_and_the_batch_can_still_be_resumed(killed):
     listed = killed.madlite("clean").stdout
     assert "unfinished, no row" in listed and table(killed, "nightly.csv") == []
-    assert "madlite clean --yes ends this and adds its FAILURE row to nightly.csv" in listed, listed
+    assert "madlite clean --yes removes this, and adds the row of a run that was cut off" in listed, listed
     done = killed.madlite("clean", "--yes")
     assert "FAILURE [interrupted], it was cut off; its row was added to nightly.csv" in done.stdout, done.stdout
     assert table(killed, "nightly.csv") == [("a", "FAILURE")] and "nothing is left" in killed.madlite("clean").stdout
@@ -97,14 +97,13 @@ def test_clean_writes_it_and_the_batch_can_still_be_resumed(killed):
     assert table(killed, "nightly.csv") == [("a", "FAILURE"), ("a", "SUCCESS")]
 
 
-def test_clean_says_that_it_keeps_the_batch_and_removes_an_empty_journal(killed):
+def test_clean_removes_an_empty_journal_and_the_batch_is_resumed_all_the_same(killed):
     killed.run("--tags", "b")  # writes the row, and has no more to say of the batch
     (record,) = (one for one in killed.records() if one["card"] == "a")
     left = killed.folder / "madlite_runs" / record["id"] / "journal.jsonl"
     left.touch()
     done = killed.madlite("clean", "--yes")
     assert done.returncode == 0 and not left.exists(), done.stdout + done.stderr
-    assert "kept for --resume" in done.stdout and "removed file" not in done.stdout, done.stdout
     done = killed.madlite("run", "--resume")
     assert done.returncode == 0 and table(killed, "nightly.csv")[-1] == ("a", "SUCCESS"), done.stdout
 
@@ -155,14 +154,14 @@ def cut_off(planned, monkeypatch, target: str, *, after: bool = False) -> None: 
 def test_a_run_that_was_killed_beside_its_row_keeps_its_result(planned, monkeypatch, after):  # noqa: F811
     _, options, _ = planned
     cut_off(planned, monkeypatch, "madlite.perfcsv.append._append", after=after)
-    (said,) = recover_cut_off(options.workspace, options.output)
+    (said,) = recover(options.workspace, options.output)
     assert "SUCCESS, it was cut off; its row" in said, said
     assert [(row["status"], row["performance"]) for row in csv_rows(options.output)] == [("SUCCESS", "5")]
     (folder,) = (options.workspace / "madlite_runs").glob("id-*")
     record = json.loads((folder / "record.json").read_text())
     assert (record["status"], record["metrics"][0]["value"], record["rows"]["appended"]) == ("SUCCESS", 5.0, True)
     (entry,) = json.loads((options.workspace / "perf_super.json").read_text())
-    assert entry["status"] == "SUCCESS" and recover_cut_off(options.workspace, options.output) == []
+    assert entry["status"] == "SUCCESS" and recover(options.workspace, options.output) == []
 
 
 def test_a_run_that_another_madlite_has_gets_no_row(planned, monkeypatch):  # noqa: F811
@@ -171,11 +170,11 @@ def test_a_run_that_another_madlite_has_gets_no_row(planned, monkeypatch):  # no
     (folder,) = cut_off_runs(options.workspace)
     monkeypatch.setattr("madlite.store.folder.open_locked.__defaults__", (0.0,))
     held = RunFolder.reopen(folder)
-    assert cut_off_runs(options.workspace) == () and recover_cut_off(options.workspace, options.output) == []
+    assert cut_off_runs(options.workspace) == () and recover(options.workspace, options.output) == []
     (busy,) = collect_all([folder], options.workspace, options.output, running={})  # it was locked since
     assert busy.busy and not options.output.exists()
     held.close()
-    assert len(recover_cut_off(options.workspace, options.output)) == 1 and rows_of(options.output) == ["m"]
+    assert len(recover(options.workspace, options.output)) == 1 and rows_of(options.output) == ["m"]
     (late,) = collect_all([folder], options.workspace, options.output, running={})
     assert late.result is None and not (folder / "journal.jsonl").exists(), "it has its record by now"
     (folder / "journal.jsonl").touch()  # as a kill can leave one
@@ -192,10 +191,10 @@ def test_a_row_for_a_file_elsewhere_stays_with_a_sentence(planned, monkeypatch, 
     plans, options, plugins = planned
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "all.csv"
     cut_off((plans, replace(options, output=elsewhere), plugins), monkeypatch, "madlite.run.executor.judge")
-    (said,) = recover_cut_off(options.workspace, options.output)
+    (said,) = recover(options.workspace, options.output)
     assert f"its row is for {elsewhere}, which lies outside of this folder; madlite runs collect id-m-" in said
     assert not options.output.exists() and not elsewhere.exists()
-    assert "its row was added" in recover_cut_off(options.workspace, elsewhere)[0] and rows_of(elsewhere) == ["m"]
+    assert "its row was added" in recover(options.workspace, elsewhere)[0] and rows_of(elsewhere) == ["m"]
 
 
 def test_of_many_runs_that_were_cut_off_a_few_are_named(planned, monkeypatch):  # noqa: F811
@@ -207,8 +206,8 @@ def test_of_many_runs_that_were_cut_off_a_few_are_named(planned, monkeypatch):  
         run_id = f"id-m{n}-{os.getpid()}"
         again = replace(one, plan=replace(one.plan, id=run_id, folder=one.plan.folder.with_name(run_id)))
         cut_off(([again], options, plugins), monkeypatch, "madlite.run.executor.RunExecutor._in_session")
-    said = recover_cut_off(options.workspace, options.output)
-    assert len(said) == 6 and said[-1] == "3 more runs were cut off: their rows were added"
+    said = recover(options.workspace, options.output)
+    assert len(said) == 6 and said[-1] == "3 more runs were left without rows: these were added"
     assert rows_of(Path(options.output)) == ["m"] * 8
 
 
@@ -225,7 +224,7 @@ def test_a_run_whose_lock_was_not_seen_gets_no_second_row(planned, monkeypatch, 
             patch.setattr(moment, real)
             patch.setattr("madlite.store.folder.open_locked", lambda folder, name: folder.open_file(name))
             patch.setattr("madlite.store.folder.is_locked", lambda path: False)
-            said.extend(recover_cut_off(options.workspace, options.output))
+            said.extend(recover(options.workspace, options.output))
         return real(*args, **named)
 
     monkeypatch.setattr(moment, taken)

@@ -82,24 +82,6 @@ def test_a_batch_that_was_interrupted_goes_on(three):
     assert batch_files(three) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "perf.csv with the rows of 1 finished run is gone: madlite report rebuild -o FILE writes rows from the"),
-        (("-o", "new.csv"), "the rows of 1 finished run are in perf.csv, and are not added to new.csv"),
-    ],
-)
-def test_where_the_rows_of_finished_runs_are_is_told(three, words, said):
-    started = three.start("--tags", "a,b,c")
-    three.wait_for("begun")
-    kill(started)
-    if not words:
-        (three.folder / "perf.csv").rename(three.folder / "moved.csv")
-    done = three.run("--tags", "a,b,c", "--resume", *words)
-    assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
-    assert "--resume goes on" not in done.stdout
-
-
 def test_a_run_that_failed_by_itself_is_finished(three):
     three.card("bad", "exit 7\n")
     three.cards.insert(0, three.cards.pop())

@@ -181,7 +181,7 @@ def test_a_kill_during_the_wait_loses_no_row(checkout):
     assert f"tried again as {name[:8]}" in checkout.madlite("show", name).stdout
     packed = checkout.madlite("archive", name, "-o", "x.tar.gz")
     assert packed.returncode == 4 and "not collected" in packed.stderr, packed.stdout + packed.stderr
-    pruned = checkout.madlite("clean", "--old", "--all", "--larger-than", "1", "--yes")
+    pruned = checkout.madlite("clean", "--old", "--all", "--keep-last", "1", "--yes")
     assert (checkout.folder / "madlite_runs" / name / "result.json").exists(), pruned.stdout + pruned.stderr
     (waiting,) = (line for line in checkout.madlite("runs", "--watch", "--once").stdout.splitlines() if " a " in line)
     assert "ended: tried again" in waiting

@@ -305,8 +305,8 @@ def test_a_row_that_cannot_be_appended_is_kept(checkout: Checkout):
     checkout.card("good", "mkdir ../perf.csv\n" + GOOD)
     done = checkout.run("--tags", "good")
     assert done.returncode == 3
-    (kept,) = checkout.folder.glob("madlite_runs/*/rows.csv")
-    assert "12.5" in kept.read_text() and str(kept.name) in done.stdout
+    (kept,) = checkout.folder.glob("madlite_runs/*/result.json")
+    assert "12.5" in kept.read_text() and f"saved in madlite_runs/{kept.parent.name}" in done.stdout
 
 
 @pytest.mark.parametrize("checkout", [pytest.param("host", marks=pytest.mark.host)], indirect=True)

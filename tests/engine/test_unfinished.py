@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 import pytest
 from msgspec.structs import replace
 
-from madlite.batch.collect import append_pending
+from madlite.batch.collect import recover
 from madlite.batch.leftovers import Leftover, find_incomplete, find_leftovers, recovery_report, remove
 from madlite.batch.runner import Batch
 from madlite.perfcsv.recorded import rebuild
@@ -97,22 +97,6 @@ def test_a_kill_between_the_record_and_the_end_of_the_note_is_an_ended_run(plann
     assert recovery_report(options.workspace) == [] and len(rows_of(options.output)) == 1
 
 
-def test_a_row_that_perf_csv_did_not_take_is_told_until_it_is_acknowledged(planned):  # noqa: F811
-    plans, options, plugins = planned
-    options.output.mkdir()
-    Batch(plans, options, plugins, Quiet()).run()
-    (folder,) = (options.workspace / "madlite_runs").glob("id-*")
-    told = f"{folder.name}: no row in perf.csv ({folder.name}/rows.csv); the next madlite run adds it"
-    assert recovery_report(options.workspace) == [told]
-    (listed,) = left_in(options.workspace)
-    assert "the next madlite run adds it unless it is cleaned" in listed.text
-    assert remove(listed, NO_ENGINE) is None and recovery_report(options.workspace) == []
-    options.output.rmdir()
-    assert append_pending(options.workspace, options.output) == [] and not options.output.exists(), (
-        "it was acknowledged"
-    )
-
-
 def test_a_disk_without_inodes_still_has_the_note(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     options.output.write_text("model,performance,metric,status\n")
@@ -176,30 +160,25 @@ def test_a_row_that_perf_csv_did_not_take_is_added_once_by_the_next_run(planned,
     outcome = Batch(plans, options, plugins, Quiet()).run()
     assert outcome.pending == ("m",)
     workspace = options.workspace
-    (not_added,) = append_pending(workspace, workspace / "perf.csv")
-    assert (
-        "no row was added: whether its rows are in perf.csv cannot be seen" in not_added
-        and "the next madlite run adds it" in recovery_report(workspace)[0]
-    )
+    (run,) = list_runs(workspace / "madlite_runs")
+    name = run.folder.name
+    assert not run.collected and run.record.metrics and left_in(workspace) == []
+    told = f"1 run is not collected: {name}. madlite runs collect adds its row"
+    assert recovery_report(workspace) == [told]
+    (not_added,) = recover(workspace, options.output, begin)
+    assert not_added.startswith(f"{name}: not collected: ") and recovery_report(workspace) == [told]
     options.output.rmdir()
+    assert recover(workspace, options.output, begin) == [f"{name}: SUCCESS, its row was added to perf.csv"]
+    assert options.output.read_text().splitlines()[0].split(",") == [*begin] and len(begin) == columns
+    assert rows_of(options.output) == ["m"] and recovery_report(workspace) == []
+    assert recover(workspace, options.output) == []
     (run,) = list_runs(workspace / "madlite_runs")
-    assert (run.folder / "rows.csv").read_text().splitlines()[0].split(",") == [*begin] and len(begin) == columns
-    assert append_pending(workspace, workspace / "perf.csv", begin) == [
-        f"{run.folder.name}: its row was added to perf.csv"
-    ]
-    assert options.output.read_text().splitlines()[0].split(",") == [*begin]
-    assert (
-        rows_of(options.output) == ["m"]
-        and append_pending(workspace, workspace / "perf.csv") == []
-        and recovery_report(workspace) == []
-    )
-    (run,) = list_runs(workspace / "madlite_runs")
-    assert run.record.rows.appended and run.record.rows.kept == "" and not (run.folder / RUN_JOURNAL).exists()
+    assert run.record.rows.appended and run.collected and not (run.folder / RUN_JOURNAL).exists()
     assert rebuild(workspace / "again.csv", workspace / "madlite_runs", contract=contract).notes == ()
     assert (workspace / "again.csv").read_text() == options.output.read_text()
 
 
-def test_a_kill_while_a_kept_row_is_added_does_not_add_it_twice(planned, monkeypatch):  # noqa: F811
+def test_a_kill_while_a_row_is_collected_does_not_add_it_twice(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     options.output.mkdir()
     Batch(plans, options, plugins, Quiet()).run()
@@ -207,33 +186,43 @@ def test_a_kill_while_a_kept_row_is_added_does_not_add_it_twice(planned, monkeyp
     with monkeypatch.context() as patch:
         kill_at(patch, "madlite.store.folder.RunFolder.write_record")
         with pytest.raises(Killed):
-            append_pending(options.workspace, options.output)
+            recover(options.workspace, options.output)
     assert rows_of(options.output) == ["m"]
-    assert len(append_pending(options.workspace, options.output)) == 1 and rows_of(options.output) == ["m"]
+    assert len(recover(options.workspace, options.output)) == 1 and rows_of(options.output) == ["m"]
     assert recovery_report(options.workspace) == []
 
 
-def test_a_kept_row_that_cannot_be_noted_or_whose_file_cannot_be_read_stays_aside(planned, monkeypatch):  # noqa: F811
+def test_a_row_that_cannot_be_noted_or_whose_file_cannot_be_read_stays_uncollected(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     options.output.mkdir()
     Batch(plans, options, plugins, Quiet()).run()
     options.output.rmdir()
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "note", lambda folder, entry: "the disk is full")
-        (not_added,) = append_pending(options.workspace, options.output)
-    assert "no row was added: madlite_runs/" in not_added and ": the disk is full (df -h madlite_runs/" in not_added
+        (not_added,) = recover(options.workspace, options.output)
+    assert "not collected: madlite_runs/" in not_added and ": the disk is full (df -h madlite_runs/" in not_added
     options.output.write_text("nonsense\n")
-    (not_added,) = append_pending(options.workspace, options.output)
-    assert "no row was added: " in not_added and "perf.csv" in not_added
+    (not_added,) = recover(options.workspace, options.output)
+    assert "not collected: " in not_added and "perf.csv" in not_added
     assert options.output.read_text() == "nonsense\n"
     options.output.write_text("model,performance,metric,status\n")
-    (folder,) = (options.workspace / "madlite_runs").glob("id-*")
-    held = RunFolder.reopen(folder)
-    assert append_pending(options.workspace, options.output) == [], "another command does it"
-    held.close()
-    (added,) = append_pending(options.workspace, options.output)
+    (added,) = recover(options.workspace, options.output)
     assert "row was added" in added
     assert rows_of(options.output) == ["m"]
+
+
+def test_a_result_that_neither_file_takes_is_on_the_screen(planned, monkeypatch):  # noqa: F811
+    plans, options, plugins = planned
+    options.output.mkdir()
+    said: list[str] = []
+    monkeypatch.setattr(Quiet, "warn", lambda screen, text: said.append(text))
+    monkeypatch.setattr(RunFolder, "write_result", lambda folder, text: "No space left on device")
+    assert Batch(plans, options, plugins, Quiet()).run().pending == ("m",)
+    (text,) = (text for text in said if "no row in" in text)
+    assert "it cannot be saved either (No space left on device): [{" in text
+    options.output.rmdir()
+    recover(options.workspace, options.output)
+    assert rows_of(options.output) == ["m"], "the journal has it"
 
 
 def full_disk(monkeypatch, *, also_journal: bool) -> None:
@@ -306,7 +295,7 @@ def test_rebuild_names_a_run_of_which_nobody_knows_whether_it_has_a_row(planned,
     assert done.rows == 1 and done.notes == (note,)
 
 
-def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, monkeypatch):  # noqa: F811
+def test_a_kill_before_the_plan_is_told_once(planned, monkeypatch):  # noqa: F811
     plans, options, plugins = planned
     workspace = options.workspace
     taken = folder.open_locked
@@ -330,9 +319,6 @@ def test_a_kill_before_the_plan_is_told_once_and_listed_under_its_card(planned, 
         while locks:
             os.close(locks.pop())  # as the process's end does
         assert len(recovery_report(workspace)) == 1
-        (run,) = list_runs(workspace / "madlite_runs")
-        assert (run.state, run.record.card, run.folder.name) == ("CUT OFF", "m", f"id-m-{os.getpid()}")
         for left in left_in(workspace):
             assert remove(left, NO_ENGINE) is None
-        assert recovery_report(workspace) == []
         shutil.rmtree(workspace / "madlite_runs")

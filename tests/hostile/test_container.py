@@ -7,10 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from madlite.model import Status, to_json
-from madlite.store.folder import RunRows, read_run
+from madlite.store.folder import RunRows
 from madlite.store.record import Record, record_json
 from tests import commands
 from tests.csv_rows import csv_rows
@@ -45,9 +44,7 @@ def plant_run(runs: Path, name: str, path: str) -> Path:
     """Make a folder as of a run that ended and whose row no file took."""
     folder = runs / name
     folder.mkdir(parents=True)
-    rows = RunRows(
-        path=path, cells=({"model": KEY, "performance": "9", "metric": "x", "status": "SUCCESS"},), kept="rows.csv"
-    )
+    rows = RunRows(path=path, cells=({"model": KEY, "performance": "9", "metric": "x", "status": "SUCCESS"},))
     (folder / "record.json").write_text(record_json(Record(id=name, status=Status.SUCCESS, rows=rows)))
     write_journal(folder, rows)
     (folder / "plan.json").write_text(to_json(make_plan(runs.parent, id=name, model_dir="run_directory")))
@@ -142,14 +139,12 @@ def test_a_row_that_waits_goes_only_to_a_results_file(tmp_path):
     assert madlite(space, {}, "run", "--tags", "m", "--runtime", "host")[0] == 3
     (space / "perf.csv").rmdir()
     (folder,) = (space / "madlite_runs").glob("*-m-*")
-    record = json.loads((folder / "record.json").read_text())
-    record["rows"]["path"] = f"{tmp_path}/profile"
-    (folder / "record.json").write_text(json.dumps(record))
-    write_journal(folder, replace(read_run(folder).rows, path=f"{tmp_path}/profile"))
+    journal = folder / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"file":"perf.csv"', f'"file":"{tmp_path}/profile"'))
     (space / "scripts/m/run.sh").write_text("echo 'performance: 6 x'")
     code, printed = madlite(space, {}, "run", "--tags", "m", "--runtime", "host")
     assert code == 0 and not (tmp_path / "profile").exists(), printed
-    assert "profile, which is neither this command's results file nor one of this folder" in printed, printed
+    assert f"1 run is not collected: {folder.name}" in printed, printed
     assert rows_of(space / "perf.csv") == [("m", "6")]
 
 

@@ -254,7 +254,7 @@ def test_in_place_of_one_file_during_a_run(place: Place, name: str, plant: Calla
     code, printed = place.finish()
     judge(place, before, code, printed)
     if name == "perf.csv":
-        assert code == 3 and "no row in" in printed and (place.own_run() / "rows.csv").is_file(), printed
+        assert code == 3 and "no row in" in printed and (place.own_run() / "result.json").is_file(), printed
 
 
 @pytest.mark.parametrize("place", HOST_FIRST, indirect=True)

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from madlite.errors import RecordError
-from madlite.files import Folder
-from madlite.perfcsv.append import append_rows, save_rows
+from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.rows import STANDARD_COLUMNS, new_columns, plain
 from tests.rows import each_row
 
@@ -207,24 +206,6 @@ def test_failed_sync_leaves_the_file_as_it_was(perf: Path, monkeypatch: pytest.M
     with pytest.raises(RecordError, match="Input/output error"):
         append_rows(perf, [FULL])
     assert perf.read_bytes() == before
-
-
-def test_rows_that_perf_csv_cannot_take_are_saved_in_the_run_folder(tmp_path: Path) -> None:
-    with Folder.open(tmp_path) as folder:
-        saved = save_rows([FULL, row(model="b", temperature="61", tags="x,y")], folder)
-    assert saved == tmp_path / "rows.csv"
-    assert os.listdir(tmp_path) == ["rows.csv"]
-    assert records(saved)[0] == [*STANDARD_COLUMNS, "temperature"]
-    assert [(cells["model"], cells["tags"], cells["temperature"]) for cells in table(saved)] == [
-        ("llama_ft", "pyt,train", ""),
-        ("b", "x,y", "61"),
-    ]
-
-
-def test_rows_that_cannot_be_saved_there_either_are_said_in_words(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").mkdir()
-    with Folder.open(tmp_path) as folder, pytest.raises(RecordError, match=r"rows\.csv is a folder"):
-        save_rows([FULL], folder)
 
 
 def _bytes_read() -> int:

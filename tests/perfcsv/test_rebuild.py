@@ -137,15 +137,6 @@ def test_runs_without_a_record_are_named_and_rows_that_were_on_their_way_are_tak
     assert [note.split(":")[0] for note in done.notes] == [cut.name, never.name, "bare", "broken"]
 
 
-def test_a_row_that_perf_csv_did_not_take_is_taken_in_and_told(place, tmp_path):
-    place.run(CELLS)
-    folder = place.run({**CELLS, "model": "kept"}, append=False)
-    text = (folder / RECORD).read_text().replace('"kept": ""', '"kept": "rows.csv"')
-    (folder / RECORD).write_text(text)
-    done = rebuild(tmp_path / "again.csv", place.runs)
-    assert done.rows == 2 and "a row of kept that perf.csv did not take" in done.notes[0]
-
-
 def test_a_run_that_goes_on_has_no_row_yet(place, tmp_path):
     import fcntl
 

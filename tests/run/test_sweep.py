@@ -34,11 +34,7 @@ def test_what_dead_writers_left_is_found_in_the_workspace_and_among_the_runs(tmp
     ours = [
         *(f".perf.csv.{DEAD}", f".build_manifest.json.{DEAD}", f".a.live.log.{DEAD}", ".perf.csv.widening"),
         *(".perf_super.json.new", ".common_info.json.new", f"madlite_runs/.x.json.{DEAD}"),
-        *(
-            f"madlite_runs/r1/.record.json.{DEAD}",
-            f"madlite_runs/r1/.steps.jsonl.{os.getpid()}",
-            "madlite_runs/r1/.rows.csv",
-        ),
+        *(f"madlite_runs/r1/.record.json.{DEAD}", f"madlite_runs/r1/.steps.jsonl.{os.getpid()}"),
     ]
     for name in ours:
         (tmp_path / name).touch()

@@ -22,7 +22,7 @@ from madlite.store.batches import (
     interrupted_batches,
     is_batch_running,
     open_unfinished,
-    requested_cards,
+    reported_batches,
     study_to_resume,
 )
 from madlite.store.events import EVENTS, BatchEnded, Ended, EventLog, RequestedRun, Started, Submitted, append
@@ -53,7 +53,7 @@ def start(workspace: Path, *names: str) -> None:
 
 
 def words(workspace: Path) -> list[str]:
-    return [text for batch in interrupted_batches(workspace) for text in batch.messages]
+    return [batch.message for batch in interrupted_batches(workspace) if batch.message]
 
 
 def locks(workspace: Path) -> list[Path]:
@@ -63,10 +63,7 @@ def locks(workspace: Path) -> list[Path]:
 def test_a_killed_batch_names_what_never_started_and_what_has_no_folder(tmp_path):
     kill(tmp_path)
     start(tmp_path, "r1", "r2")
-    assert words(tmp_path) == [
-        "1 run of an earlier batch never started: m3",
-        "cut off without a row, of an earlier batch: m2",
-    ]
+    assert words(tmp_path) == ["2 runs of an earlier batch never started: m2, m3"]
     (tmp_path / "madlite_runs/r2").mkdir()
     (tmp_path / "madlite_runs/r2" / PLAN).touch()
     assert words(tmp_path) == ["1 run of an earlier batch never started: m3"], "its folder tells of the other"
@@ -80,7 +77,7 @@ def test_a_batch_that_goes_on_or_ended_leaves_nothing_to_tell(tmp_path):
         batch.close()
         batch.close()
     assert not is_batch_running(tmp_path / "madlite_runs") and locks(tmp_path) == [] and words(tmp_path) == []
-    found, _ = open_unfinished(tmp_path)
+    found = open_unfinished(tmp_path)
     assert found is None
 
 
@@ -138,7 +135,6 @@ def test_a_full_disk_costs_events_alone(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "write", real)
     assert (tmp_path / "madlite_runs" / EVENTS).stat().st_size == size
     assert words(tmp_path) == ["3 runs of an earlier batch never started: m1, m2, m3"]
-    assert requested_cards(tmp_path / "madlite_runs") == {"r1": "m1", "r2": "m2", "r3": "m3"}
 
 
 def test_words_that_are_no_text_are_spelled_out(tmp_path):
@@ -147,7 +143,7 @@ def test_words_that_are_no_text_are_spelled_out(tmp_path):
         assert "udcff" in (tmp_path / "madlite_runs" / EVENTS).read_text()
 
 
-def test_a_run_that_the_disk_took_nothing_of_is_told_after_an_orderly_end_too_until_it_is_acknowledged(tmp_path):
+def test_a_run_that_the_disk_took_nothing_of_is_told_after_an_orderly_end_too(tmp_path):
     with BatchLog(tmp_path, ("run",)) as batch:
         batch.request(THREE)
         for run in THREE[:2]:
@@ -155,11 +151,9 @@ def test_a_run_that_the_disk_took_nothing_of_is_told_after_an_orderly_end_too_un
         batch.end("r1")
         batch.close()
     assert words(tmp_path) == ["2 runs of an earlier batch never started: m2, m3"]
-    found, _ = open_unfinished(tmp_path)
+    found = open_unfinished(tmp_path)
     assert found is not None, "it can be resumed"
     found.close()
-    acknowledge_all(tmp_path)
-    assert words(tmp_path) == []
 
 
 def test_the_batch_is_locked_before_anybody_can_read_of_it(tmp_path, monkeypatch):
@@ -188,14 +182,30 @@ def test_a_lock_that_clean_took_away_before_it_was_locked_is_made_again(tmp_path
         assert taken and is_batch_running(tmp_path / "madlite_runs")
 
 
-def test_the_lock_that_a_kill_after_the_end_left_is_removed_by_clean(tmp_path):
+def test_the_lock_that_a_kill_left_is_removed_by_clean_and_the_batch_can_be_resumed(tmp_path):
     kill(tmp_path)
-    (lock,) = locks(tmp_path)
-    with Folder.open(tmp_path / "madlite_runs") as runs:
-        append(runs, BatchEnded(batch=lock.name[len(".batch-") : -len(".lock")]))
-    assert words(tmp_path) == [] and dead_locks(tmp_path) == (lock,)
-    acknowledge_all(tmp_path)
-    assert locks(tmp_path) == []
+    assert dead_locks(tmp_path) == tuple(locks(tmp_path)) != ()
+    for one in find_leftovers(tmp_path, {"DOCKER_HOST": "unix:///nonexistent"}).leftovers:
+        assert remove(one, {}) is None
+    assert locks(tmp_path) == [] and words(tmp_path) != []
+    found = open_unfinished(tmp_path)
+    assert found is not None and len(locks(tmp_path)) == 1
+    found.close()
+
+
+def test_a_batch_of_a_copied_folder_is_neither_told_nor_resumed(tmp_path):
+    """Its command would be run, and its runs may go on in the original."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    interrupt(there, "run", "--tags", "demo")
+    shutil.copytree(there, here)
+    assert open_unfinished(here) is None and recovery_report(here) == [] != recovery_report(there)
+    with pytest.raises(UsageProblem, match="no batch of this folder was killed or interrupted"):
+        unfinished(here)
+    interrupt(here, "run", "--tags", "own")
+    found = unfinished(here)
+    assert found.command[-1] == "own"
+    found.close()
 
 
 def interrupt(workspace: Path, *command: str) -> bool:
@@ -211,10 +221,10 @@ def test_the_interrupted_batch_of_run_outlives_searches(tmp_path):
     assert not interrupt(tmp_path, "bisect", "demo")
     with BatchLog(tmp_path, ("tune", "demo")) as tune:
         tune.request(THREE)  # and is killed: it has no end, and nobody has its lock
-    found, _ = open_unfinished(tmp_path)
+    found = open_unfinished(tmp_path)
     assert found is not None and found.command == ("run", "--tags", "demo")
     found.close()
-    again, _ = open_unfinished(tmp_path)
+    again = open_unfinished(tmp_path)
     assert again is not None, "the locks of those that are not resumed are released"
     again.close()
 
@@ -226,24 +236,25 @@ def test_only_the_study_that_is_resumed_next_is_said_to_be(tmp_path):
             batch.request(THREE)
             batch.close(interrupted=True)
         assert study_to_resume(tmp_path) == study
-    found, _ = open_unfinished(tmp_path)
+    found = open_unfinished(tmp_path)
     assert found is not None and found.study == "second"
+    found.close()
     with Folder.open(tmp_path / "madlite_runs") as runs:
-        found.end(runs, "resumed")
-    assert study_to_resume(tmp_path) == "", "the first one was given up when the second one began"
+        append(runs, BatchEnded(batch=found.id))
+    assert study_to_resume(tmp_path) == "first"
 
 
 def test_a_batch_that_is_resumed_is_in_the_log_of_the_one_that_resumes_it(tmp_path):
     kill(tmp_path)
-    found, _ = open_unfinished(tmp_path)
+    found = open_unfinished(tmp_path)
     assert found is not None and found.ended == {"r1"} and found.is_left
-    assert open_unfinished(tmp_path) == (None, ()), "one command at a time resumes it"
+    assert open_unfinished(tmp_path) is None, "one command at a time resumes it"
     with BatchLog(tmp_path, ("run", "--resume")) as batch:
         batch.carry(found, THREE[:1])
         batch.request(THREE[1:])
         assert locks(tmp_path) == [tmp_path / f"madlite_runs/.batch-{batch.id}.lock"]
         batch.close(interrupted=True)
-    again, _ = open_unfinished(tmp_path)
+    again = open_unfinished(tmp_path)
     assert again is not None and again.command == ("run", "--resume")
     assert [one.id for one in again.requested] == ["r1", "r2", "r3"] and again.ended == {"r1"}
     again.close()
@@ -251,7 +262,7 @@ def test_a_batch_that_is_resumed_is_in_the_log_of_the_one_that_resumes_it(tmp_pa
 
 def test_a_full_disk_costs_a_batch_that_is_resumed_neither_its_runs_nor_its_next_resumption(tmp_path, monkeypatch):
     kill(tmp_path)
-    found, _ = open_unfinished(tmp_path)
+    found = open_unfinished(tmp_path)
     assert found is not None
     real = os.write
     with BatchLog(tmp_path, ("run", "--resume")) as batch, monkeypatch.context() as full:
@@ -259,7 +270,7 @@ def test_a_full_disk_costs_a_batch_that_is_resumed_neither_its_runs_nor_its_next
         batch.carry(found, THREE[:1])
         batch.request(THREE[1:])
     found.close()
-    again, _ = open_unfinished(tmp_path)
+    again = open_unfinished(tmp_path)
     assert again is not None and again.command == ("run", "--tags", "t") and again.ended == {"r1"}
     again.close()
 
@@ -276,15 +287,13 @@ def test_a_line_of_a_batch_that_was_edited_by_hand_is_no_batch(tmp_path):
     kill(tmp_path)
     log = tmp_path / "madlite_runs" / EVENTS
     log.write_text(log.read_text().replace('"runs":[', '"runs":7,"x":[', 1))
-    assert open_unfinished(tmp_path) == (None, ()) and words(tmp_path) == []
-    acknowledge_all(tmp_path)
-    assert locks(tmp_path) == []
+    assert open_unfinished(tmp_path) is None and words(tmp_path) == []
 
 
-def test_an_older_batch_is_not_resumed_once_a_later_one_was(tmp_path):
+def test_the_last_batch_is_resumed_first(tmp_path):
     interrupt(tmp_path, "run", "--tags", "first")
     interrupt(tmp_path, "run", "--tags", "second")
-    found, _ = open_unfinished(tmp_path)
+    found = open_unfinished(tmp_path)
     assert found is not None and found.command[-1] == "second"
     with BatchLog(tmp_path, ("run", "--resume")) as batch:
         batch.carry(found, ())
@@ -292,7 +301,9 @@ def test_an_older_batch_is_not_resumed_once_a_later_one_was(tmp_path):
         for run in THREE:
             batch.end(run.id)
         batch.close()
-    assert open_unfinished(tmp_path)[0] is None
+    older = open_unfinished(tmp_path)
+    assert older is not None and older.command[-1] == "first"
+    older.close()
 
 
 def test_a_study_of_another_command_is_not_resumed_and_named(tmp_path):
@@ -305,41 +316,23 @@ def test_a_study_of_another_command_is_not_resumed_and_named(tmp_path):
     assert "3 runs of an earlier batch never started" in text and "run --resume" not in text
 
 
-def test_a_batch_that_did_not_begin_in_this_folder_is_named_and_not_resumed(tmp_path, caplog):
-    """Its command would be run: a folder that was copied here, or that an archive brought, begins nothing."""
-    there, here = tmp_path / "there", tmp_path / "here"
-    there.mkdir()
-    interrupt(there, "run", "--tags", "demo")
-    kill(there)
-    shutil.copytree(there, here)
-    found, foreign = open_unfinished(here)
-    assert found is None and len(foreign) == 1
-    assert not any("--resume" in text for text in recovery_report(here))
-    with pytest.raises(UsageProblem, match=f"--resume: batch {foreign[0].id} did not begin in this folder") as refused:
-        unfinished(here)
-    assert refused.value.hint.startswith("madlite run --tags t ")
-    assert not caplog.records, "it is said once, by the error"
-    interrupt(here, "run", "--tags", "own")
-    unfinished(here).close()
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert foreign[0].id in told and "so it is not resumed" in told
-    own, _ = open_unfinished(there)
-    assert own is not None
-    own.close()
+def reported(workspace: Path) -> list[str]:
+    return [batch.command[-1] for batch in reported_batches(workspace)]
 
 
-def acknowledge_all(workspace: Path) -> None:
-    """Do what `madlite clean --yes` does."""
-    for one in find_leftovers(workspace, {"DOCKER_HOST": "unix:///nonexistent"}).leftovers:
-        assert remove(one, {}) is None
-
-
-def test_a_killed_batch_that_is_acknowledged_is_not_reported_and_can_be_resumed(tmp_path):
-    interrupt(tmp_path, "run", "--tags", "own")
+def test_a_batch_is_reported_until_a_later_one_begins(tmp_path):
+    with BatchLog(tmp_path, ("run", "--tags", "beside")) as beside:
+        beside.request(THREE)
+        kill(tmp_path)
+        assert reported(tmp_path) == ["t"]
+        beside.end("r1")
+        beside.close(interrupted=True)
+    assert reported(tmp_path) == ["beside", "t"], "this one went on while the other one began"
     kill(tmp_path)
-    acknowledge_all(tmp_path)
-    assert words(tmp_path) == [] and locks(tmp_path) == []
-    found, _ = open_unfinished(tmp_path)
+    assert reported(tmp_path) == ["t"] and len(interrupted_batches(tmp_path)) == 3
+    (text,) = recovery_report(tmp_path)
+    assert text.endswith("madlite run --resume goes on with it")
+    found = open_unfinished(tmp_path)
     assert found is not None and found.command == ("run", "--tags", "t")
     found.close()
 

@@ -27,7 +27,6 @@ from madlite.store.events import (
     Submitted,
     append,
     is_own,
-    read_added,
 )
 from madlite.store.folder import open_runs
 from tests.perfcsv.limits import in_child
@@ -102,25 +101,9 @@ def test_a_copied_folder_knows_what_was_and_continues_nothing_of_it(tmp_path: Pa
     assert len(list(EventLog.read(here).of(LogBegan))) == 2, "it says once where it is now"
 
 
-def test_what_was_added_since_a_mark_is_read_alone(tmp_path: Path):
-    assert read_added(tmp_path) == events.Added()
-    add(tmp_path, Started(run="r1"))
-    first = read_added(tmp_path)
-    assert [getattr(one, "run", "") for one in first.events] == ["", "r1"] and not first.restarted
-    add(tmp_path, Started(run="r2"))
-    with (tmp_path / EVENTS).open("ab") as file:
-        file.write(b'{"event":"started","at":"2026","ru')  # a line that is being written
-    second = read_added(tmp_path, first.mark)
-    assert [one.run for one in second.events if isinstance(one, Started)] == ["r2"] and not second.restarted
-    (tmp_path / EVENTS).rename(tmp_path / "old")  # its inode is taken
-    add(tmp_path, Started(run="r9"))
-    third = read_added(tmp_path, second.mark)
-    assert third.restarted and [one.run for one in third.events if isinstance(one, Started)] == ["r9"]
-
-
 def test_runs_with_their_rows_and_record_are_settled(tmp_path: Path):
     add(tmp_path, Started(run="r1", file="perf.csv"), Started(run="r2", file="perf.csv"), Started(run="r3"))
-    add(tmp_path, Ended(run="r1", batch="b"), Ended(run="r2", batch="b", unrecorded=True), Ended(run="r3", batch="b"))
+    add(tmp_path, Ended(run="r1", batch="b"), *(Ended(run=name, batch="b", unrecorded=True) for name in ("r2", "r3")))
     add(tmp_path, JobEnded(submission="s", run="r4", how="SUCCESS"))
     assert EventLog.read(tmp_path).settled_runs() == {"r1", "r4"}, "r3's result is to be collected"
 

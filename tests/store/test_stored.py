@@ -74,7 +74,6 @@ def test_the_records_of_published_results_are_read_and_fit_the_schema(path):
         {"files": [{"path": "../perf.csv", "bytes": 1}]},
         {"files": [{"path": "/etc/passwd", "bytes": 1}]},
         {"attempt": {"next": ".."}},
-        {"rows": {"path": "perf.csv", "cells": [], "kept": "../x"}},
     ],
 )
 def test_a_name_in_a_record_or_a_result_that_leaves_the_folder_of_runs_is_refused(tmp_path, wrong):
