@@ -11,8 +11,7 @@ here="$(dirname "${BASH_SOURCE[0]}")"
 mapfile -t counted < <(grep -v '^#' "$here/counted.txt")
 count() { "$bin/python" -m coverage run -m pytest -q -rs "$@"; }
 count -n "$(nproc)" --dist worksteal
-# most of these wait for processes
-count -n $(($(nproc) * 5 / 2)) --dist loadfile -m 'host and not engine and not training and not full' "${counted[@]}"
+count -n "$(nproc)" --dist worksteal -m 'host and not engine and not training and not full' "${counted[@]}"
 "$bin/python" -m coverage combine --quiet
 "$bin/python" -m coverage json --quiet -o "$folder/coverage.json"
 "$bin/python" scripts/branches.py "$folder/coverage.json" 78
