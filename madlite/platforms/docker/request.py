@@ -26,7 +26,7 @@ from madlite.images.client import proxy_environment
 from madlite.machine.processes import RUN_MARK
 from madlite.model import EnvValue, Image, Json, Mount, RunPlan, Secret
 from madlite.platforms.sessions import container_mounts
-from madlite.secrets import Redactor, assigned, collect, guard, mask_values, reveal
+from madlite.secrets import SHORTEST, Redactor, assigned, collect, guard, is_secret, mask_values, reveal
 from madlite.store.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
 
 # Options of `docker run` that a card has, verbatim → changes of the request.
@@ -196,6 +196,7 @@ _PROTECTED = str.maketrans("$`~", "\ufdd0\ufdd1\ufdd2")  # no text holds these: 
 _WRITTEN = str.maketrans("\ufdd0\ufdd1\ufdd2", "$`~")
 _QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.""", re.DOTALL)
 _PAIR = re.compile(r"\\(.)", re.DOTALL)
+_WORD = re.compile(rf"(?:{_QUOTED.pattern}|[^\s'\"\\])+", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
@@ -206,6 +207,12 @@ def split_words(text: str, environ: Mapping[str, str]) -> list[str]:
         ValueError: a quotation does not end, a variable is not set, or a command's output is requested.
     """
     return [_expand(word, environ).translate(_WRITTEN) for word in shlex.split(_QUOTED.sub(_protect, text))]
+
+
+def partly_quoted_words(text: str) -> list[str]:
+    """Return, as they are written, the words whose quotes or backslashes stand inside of what they mean."""
+    written = (word for word in _WORD.findall(text) if not _VARIABLE.search(_QUOTED.sub(_protect, word)))
+    return [word for word in written if shlex.split(word)[0] not in word]
 
 
 def _protect(quoted: re.Match[str]) -> str:
@@ -441,18 +448,29 @@ def request_secrets(plan: RunPlan, environ: Mapping[str, str]) -> tuple[Secret, 
     Never raises: options that cannot be read are reported where the container starts, and masked as far as they go.
     """
     options, places = plan.engine_options.extra, ""
+    written: list[str] = []
     body: dict[str, Json] = {"Env": {}, "Labels": {}, "HostConfig": {}}
     try:
         add_options(body, options, environ, "", plan.workspace)
-        words = split_words(options, environ)
+        partly = partly_quoted_words(options)
+        words = [*split_words(options, environ), *partly]
+        written = [value for word in partly for value in _written_values(word)]
         # in labels, log options and inside of values; a folder `/run/secrets` is none
         places = str({name: value for name, value in body["HostConfig"].items() if name != "LogConfig"})
     except UsageProblem:
         words = [options, *_words(options)]
     asked = [value for value in body["Env"].values() if isinstance(value, Secret)]
     proxies = [value for value in proxy_environment(environ).values() if isinstance(value, Secret)]
-    spelled = (Secret(text) for text in assigned(words) if text not in places)
+    spelled = (Secret(text) for text in (*assigned(words), *written) if text not in places)
     return (*asked, *spelled, *(value for value in proxies if "@" in value.reveal()))
+
+
+def _written_values(word: str) -> Iterator[str]:
+    """Yield what is behind the name of a secret to the end of a word, quotes within it included."""
+    for sign in re.finditer("=", word):
+        name = re.split(r"\W", word[: sign.start()])[-1]
+        if is_secret(name, value := word[sign.end() :]) and len(value) >= SHORTEST:
+            yield value
 
 
 def _words(options: str) -> list[str]:
