@@ -350,12 +350,21 @@ def named_variables(text: str, environ: Mapping[str, str]) -> list[str]:
     """Return the names of the caller's variables that options read (`$NAME`, `-e NAME`); none of unreadable ones."""
     try:
         words = shlex.split(_QUOTED.sub(_protect, text))
-        given = _parse(tuple(split_words(text, environ)))
+        passed = _given("--env", text, environ)
     except ValueError:  # reported where the container is requested
         return []
     spelled = [found[1] or found[2] for word in words for found in _VARIABLE.finditer(word)]
-    passed = (value for option, values in given if option.names == "-e --env" for value in values)
     return [*spelled, *(name for name in passed if "=" not in name)]
+
+
+def _given(name: str, text: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the values of an option as they are given.
+
+    Raises:
+        ValueError: the options cannot be read.
+    """
+    found = _parse(tuple(split_words(text, environ)))
+    return [value for option, values in found if name in option.names.split() for value in values]
 
 
 @lru_cache(maxsize=64)  # a run's options are read when it is planned, requested, masked and shown
@@ -633,8 +642,14 @@ def image_access(image: Image | None) -> Iterator[str]:
 def _of_request(plan: RunPlan, environ: Mapping[str, str]) -> Iterator[str]:
     try:
         host = full_request(plan, environ)["HostConfig"]
-    except UsageProblem:  # reported where the container is requested
-        return
+    except UsageProblem:  # reported where the container is requested; a file that it misses can come until then
+        host = {}
+    files: list[str] = []
+    with suppress(ValueError):
+        given = plan.engine_options.extra
+        files = _given("--env-file", given, environ)
+        # by its file, not by all that a profile of seccomp says
+        host = {**host, "SecurityOpt": [*plan.engine_options.security_opt, *_given("--security-opt", given, environ)]}
     for mount in _bind_mounts(host):
         yield from _mount_access(*mount, plan.workspace)
     for option, name in _NAMESPACES.items():
@@ -648,8 +663,7 @@ def _of_request(plan: RunPlan, environ: Mapping[str, str]) -> Iterator[str]:
         yield from (f"{option} {text}" for text in beyond)
     if host.get("Privileged"):
         yield "--privileged"
-    if "--env-file" in plan.engine_options.extra:
-        yield "--env-file"
+    yield from (f"--env-file {file}" for file in files)
 
 
 def _bind_mounts(host: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
