@@ -577,13 +577,17 @@ def _place(fd: int, path: Path) -> Path:
 
 
 def copy_inside(path: Path, root: Path, to: Path, limit_bytes: int = _LARGE_BYTES) -> None:
-    """Copy a plain file below `root`, so that a reader sees the old one or the new one.
+    """Copy a plain file below `root`, its rights and its time, so that a reader sees the old one or the new one.
 
     Raises:
         OSError: as `read_plain`, or it cannot be written; nothing half made is left.
     """
-    with os.fdopen(open_plain(path, root), "rb") as file, folder_of(to) as (folder, name):
-        folder.write(name, _pieces(file.fileno(), limit_bytes, path))
+    with (
+        os.fdopen(open_plain(path, root), "rb") as file,
+        folder_of(to) as (folder, name),
+        folder.atomic(name) as beside,
+    ):
+        folder.copy_in(file.fileno(), path, beside, limit_bytes)
 
 
 def read_output(path: Path, outputs: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:

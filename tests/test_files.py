@@ -304,11 +304,13 @@ class TestOutputs:
 
 
 class TestCopies:
-    def test_a_copy_raises_no_rights(self, tmp_path):
+    def test_rights_and_time_come_along_and_nothing_that_raises_rights(self, tmp_path):
         (tmp_path / "a").write_text("x")
         (tmp_path / "a").chmod(0o4755)
+        os.utime(tmp_path / "a", ns=(1, 10**18))
         copy_inside(tmp_path / "a", tmp_path, tmp_path / "b")
-        assert (tmp_path / "b").read_text() == "x" and not (tmp_path / "b").stat().st_mode & 0o7111
+        made = (tmp_path / "b").stat()
+        assert (stat.S_IMODE(made.st_mode), made.st_mtime_ns) == (0o755, 10**18)
 
     def test_a_giant_is_not_copied(self, tmp_path):
         plant(tmp_path / "a", "sparse")

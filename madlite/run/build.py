@@ -328,7 +328,7 @@ def _job(
         )
         for suffix in _suffixes()
     )
-    image = next(image for image in images if names.setdefault(image.ref, _content(image)) == _content(image))
+    image = next(image for image in images if names.setdefault(image.ref, content_of(image)) == content_of(image))
     if inputs.image_folder and not registry:
         image = replace(image, archive=archive_file(inputs.image_folder, image.ref))
     entry = replace(
@@ -345,7 +345,7 @@ def _suffixes() -> Iterable[str]:
     return chain([""], (f"-{number}" for number in count(2)))
 
 
-def _content(image: Image) -> Image:
+def content_of(image: Image) -> Image:
     """Return what an image is made of, wherever it is pushed, and with or without a cache."""
     return replace(image, registry="", login=None, archive=None, no_cache=False)
 

@@ -19,12 +19,13 @@ from madlite.plan.images import ARCHITECTURE, login_to, registry_of
 from madlite.plan.manifest import NO_DOCKERFILE, BuiltImage, FailedBuild, Manifest, manifest_text, read_manifest
 from madlite.plan.place import own_table
 from madlite.plan.submission import PlannedRun
-from madlite.run.build import vendor_of
+from madlite.run.build import content_of, vendor_of
 from madlite.run.executor import BUILD_LOG_END, secrets_for
 from madlite.run.planning import BatchInputs, image_of_command, plan_card, plan_each
 from madlite.run.screen import pair
 
 _log = logging.getLogger(__name__)
+_REPLACED = "its image was made anew for another card of that name: madlite build gives each its own"
 
 
 def plan_manifest(manifest: Manifest, inputs: BatchInputs) -> list[PlannedRun]:
@@ -212,12 +213,22 @@ def _read(file: Path, workspace: Path) -> Manifest | None:
 def builds_of(
     planned: Sequence[PlannedRun], results: Sequence[Result]
 ) -> tuple[list[BuiltImage], list[FailedBuild], float]:
-    """Return what runs from tags built or used, what did not build, and the seconds of all builds."""
+    """Return what runs from tags built or used, what did not build, and the seconds of all builds.
+
+    Of images of one name that cards make of different things, the last one is there, and the others failed.
+    """
     ended = pair(planned, results)
-    done = [(item.plan, result) for item, result in ended if result is not None and item.plan.image is not None]
-    images = [_built_image(plan, result) for plan, result in done if result.image.ref]
-    failed = [_failed(plan, result.reason) for plan, result in done if result.cause is Cause.BUILD]
-    return images, failed, sum(result.image.build_duration_s or 0.0 for _, result in done)
+    done = [(item.plan, image, result) for item, result in ended if result is not None and (image := item.plan.image)]
+    last = {image.ref: content_of(image) for _, image, result in done if result.image.ref}
+    images, failed = list[BuiltImage](), list[FailedBuild]()
+    for plan, image, result in done:
+        if result.image.ref and content_of(image) != last[image.ref]:
+            failed.append(_failed(plan, _REPLACED))
+        elif result.image.ref:
+            images.append(_built_image(plan, result))
+        if result.cause is Cause.BUILD:
+            failed.append(_failed(plan, result.reason))
+    return images, failed, sum(result.image.build_duration_s or 0.0 for _, _, result in done)
 
 
 def _failed(plan: RunPlan, why: str) -> FailedBuild:

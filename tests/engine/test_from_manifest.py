@@ -182,6 +182,24 @@ def test_a_batch_of_runs_leaves_a_manifest_that_runs_again(tmp_path, scripts, ar
     assert one.plan.image.dockerfile == planned[0].plan.image.dockerfile
 
 
+def test_of_two_images_of_one_name_the_manifest_has_the_one_that_is_there(tmp_path, scripts, around):
+    from madlite.run.planning import plan_runs
+
+    (tmp_path / "docker").mkdir()
+    for name in ("x", "X"):
+        (tmp_path / f"docker/{name}.ubuntu.amd.Dockerfile").write_text("# CONTEXT {'gpu_vendor': 'AMD'}\nFROM base\n")
+    asked = built(tmp_path).request
+    other = replace(asked, card=replace(asked.card, name="M", dockerfile="docker/X"))
+    planned = plan_runs([asked, other, other], around(MI300X))
+    planned = [replace(one, plan=replace(one.plan, id=str(n))) for n, one in enumerate(planned, 1)]
+    used = ImageUsed(ref="ci-m_x.ubuntu.amd")
+    results = [Result(plan_id=one.plan.id, status=Status.SUCCESS, image=used) for one in planned]
+    found = json.loads(manifest_of_runs(planned, results, Context(), []))
+    assert [image["docker_image"] for image in found["built_images"].values()] == ["ci-m_x.ubuntu.amd"]
+    (failed,) = found["summary"]["failed_builds"]
+    assert failed["model"] == "m" and "made anew for another card" in failed["error"]
+
+
 def broken(tmp_path: Path, architecture: str = "", **changes) -> FailedBuild:
     request = built(tmp_path).request
     card = replace(request.card, **changes)

@@ -34,6 +34,7 @@ def told(workspace: Path, options: str, **environ: str) -> str:
         "--security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt no-new-privileges",
         "--device=/dev/kfd --device /dev/dri --device /dev/dri/renderD128 --device /dev/nvidia0 --device /dev/fuse",
         "-v ./data:/data -v cache:/cache --mount type=volume,source=v,target=/v --tmpfs /t -e A=1 --privileged=false",
+        "-e 'ARGS=--env-file x'",
         "--no-such-option",  # told where the container is asked for
         "'",
     ],
@@ -67,9 +68,9 @@ def test_what_is_usual_is_not_told(tmp_path, options):
         ("--cap-add ALL --cap-add=net_admin", "--cap-add ALL, --cap-add net_admin"),
         (
             "--security-opt label=disable --security-opt seccomp=p.json",
-            "--security-opt label=disable, --security-opt seccomp={{}}",
+            "--security-opt label=disable, --security-opt seccomp=p.json",
         ),
-        ("--env-file env.list", "--env-file"),
+        ("--env-file env.list --env-file=missing", "--env-file env.list, --env-file missing"),
         ("--volumes-from other", "--volumes-from other"),
     ],
 )

@@ -180,6 +180,11 @@ def test_options_that_cannot_be_read_still_name_their_secrets(tmp_path, broken):
         ("--log-driver splunk --log-opt splunk-token=of_the_card", "of_the_card"),
         ("""-e 'SETTINGS={"HF_TOKEN": "of_the_card"}'""", "of_the_card"),
         (r"-e HF_TOKEN=of\$the_card", "of$the_card"),
+        (r"-e HF_TOKEN=of\$the_card", r"of\$the_card"),  # as the options stand in a row
+        ("-e HF_TOKEN=of' the 'card", "of' the 'card"),
+        ("-e PASSWORD=of' the card'", "of' the card'"),
+        ("""-e HF_TOKEN="of"the_card""", '"of"the_card'),
+        ("""--env=HF_TOKEN='of'the"_card" --net host""", """'of'the"_card\""""),
     ],
 )
 def test_a_secret_of_the_options_is_known_wherever_it_stands(tmp_path, options, secret):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import threading
@@ -94,12 +95,14 @@ def test_what_several_nodes_show_is_told_apart_where_process_numbers_are_the_sam
 
 def test_a_container_gets_the_py_spy_that_is_installed_with_madlite(tmp_path, monkeypatch):
     (tmp_path / "py-spy").write_text("#!/bin/sh\n")
+    (tmp_path / "py-spy").chmod(0o755)
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     session = Nodes({})
     look(tmp_path / "inside", session, Traits())
     inside = f"{make_plan(tmp_path / 'again').inside}/madlite_runs/{id_of(tmp_path / 'inside')}/.py-spy"
     assert {argv[1:] for argv in session.asked} == {("", inside)}
-    assert len([*Path(tmp_path / "inside").glob("madlite_runs/*/work/.py-spy")]) == 1
+    (copy,) = Path(tmp_path / "inside").glob("madlite_runs/*/work/.py-spy")
+    assert os.access(copy, os.X_OK)
     look(tmp_path / "here", session)
     assert ("stacks", f"MADLITE_RUN_ID={id_of(tmp_path / 'here')}", str(tmp_path / "py-spy")) in session.asked
 

@@ -26,7 +26,7 @@ from madlite.images.client import proxy_environment
 from madlite.machine.processes import RUN_MARK
 from madlite.model import EnvValue, Image, Json, Mount, RunPlan, Secret
 from madlite.platforms.sessions import container_mounts
-from madlite.secrets import Redactor, assigned, collect, guard, mask_values, reveal
+from madlite.secrets import SHORTEST, Redactor, assigned, collect, guard, is_secret, mask_values, reveal
 from madlite.store.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
 
 # Options of `docker run` that a card has, verbatim → changes of the request.
@@ -196,6 +196,7 @@ _PROTECTED = str.maketrans("$`~", "\ufdd0\ufdd1\ufdd2")  # no text holds these: 
 _WRITTEN = str.maketrans("\ufdd0\ufdd1\ufdd2", "$`~")
 _QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.""", re.DOTALL)
 _PAIR = re.compile(r"\\(.)", re.DOTALL)
+_WORD = re.compile(rf"(?:{_QUOTED.pattern}|[^\s'\"\\])+", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
@@ -206,6 +207,12 @@ def split_words(text: str, environ: Mapping[str, str]) -> list[str]:
         ValueError: a quotation does not end, a variable is not set, or a command's output is requested.
     """
     return [_expand(word, environ).translate(_WRITTEN) for word in shlex.split(_QUOTED.sub(_protect, text))]
+
+
+def partly_quoted_words(text: str) -> list[str]:
+    """Return, as they are written, the words whose quotes or backslashes stand inside of what they mean."""
+    written = (word for word in _WORD.findall(text) if not _VARIABLE.search(_QUOTED.sub(_protect, word)))
+    return [word for word in written if shlex.split(word)[0] not in word]
 
 
 def _protect(quoted: re.Match[str]) -> str:
@@ -343,12 +350,21 @@ def named_variables(text: str, environ: Mapping[str, str]) -> list[str]:
     """Return the names of the caller's variables that options read (`$NAME`, `-e NAME`); none of unreadable ones."""
     try:
         words = shlex.split(_QUOTED.sub(_protect, text))
-        given = _parse(tuple(split_words(text, environ)))
+        passed = _given("--env", text, environ)
     except ValueError:  # reported where the container is requested
         return []
     spelled = [found[1] or found[2] for word in words for found in _VARIABLE.finditer(word)]
-    passed = (value for option, values in given if option.names == "-e --env" for value in values)
     return [*spelled, *(name for name in passed if "=" not in name)]
+
+
+def _given(name: str, text: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the values of an option as they are given.
+
+    Raises:
+        ValueError: the options cannot be read.
+    """
+    found = _parse(tuple(split_words(text, environ)))
+    return [value for option, values in found if name in option.names.split() for value in values]
 
 
 @lru_cache(maxsize=64)  # a run's options are read when it is planned, requested, masked and shown
@@ -441,18 +457,29 @@ def request_secrets(plan: RunPlan, environ: Mapping[str, str]) -> tuple[Secret, 
     Never raises: options that cannot be read are reported where the container starts, and masked as far as they go.
     """
     options, places = plan.engine_options.extra, ""
+    written: list[str] = []
     body: dict[str, Json] = {"Env": {}, "Labels": {}, "HostConfig": {}}
     try:
         add_options(body, options, environ, "", plan.workspace)
-        words = split_words(options, environ)
+        partly = partly_quoted_words(options)
+        words = [*split_words(options, environ), *partly]
+        written = [value for word in partly for value in _written_values(word)]
         # in labels, log options and inside of values; a folder `/run/secrets` is none
         places = str({name: value for name, value in body["HostConfig"].items() if name != "LogConfig"})
     except UsageProblem:
         words = [options, *_words(options)]
     asked = [value for value in body["Env"].values() if isinstance(value, Secret)]
     proxies = [value for value in proxy_environment(environ).values() if isinstance(value, Secret)]
-    spelled = (Secret(text) for text in assigned(words) if text not in places)
+    spelled = (Secret(text) for text in (*assigned(words), *written) if text not in places)
     return (*asked, *spelled, *(value for value in proxies if "@" in value.reveal()))
+
+
+def _written_values(word: str) -> Iterator[str]:
+    """Yield what is behind the name of a secret to the end of a word, quotes within it included."""
+    for sign in re.finditer("=", word):
+        name = re.split(r"\W", word[: sign.start()])[-1]
+        if is_secret(name, value := word[sign.end() :]) and len(value) >= SHORTEST:
+            yield value
 
 
 def _words(options: str) -> list[str]:
@@ -615,8 +642,14 @@ def image_access(image: Image | None) -> Iterator[str]:
 def _of_request(plan: RunPlan, environ: Mapping[str, str]) -> Iterator[str]:
     try:
         host = full_request(plan, environ)["HostConfig"]
-    except UsageProblem:  # reported where the container is requested
-        return
+    except UsageProblem:  # reported where the container is requested; a file that it misses can come until then
+        host = {}
+    files: list[str] = []
+    with suppress(ValueError):
+        given = plan.engine_options.extra
+        files = _given("--env-file", given, environ)
+        # by its file, not by all that a profile of seccomp says
+        host = {**host, "SecurityOpt": [*plan.engine_options.security_opt, *_given("--security-opt", given, environ)]}
     for mount in _bind_mounts(host):
         yield from _mount_access(*mount, plan.workspace)
     for option, name in _NAMESPACES.items():
@@ -630,8 +663,7 @@ def _of_request(plan: RunPlan, environ: Mapping[str, str]) -> Iterator[str]:
         yield from (f"{option} {text}" for text in beyond)
     if host.get("Privileged"):
         yield "--privileged"
-    if "--env-file" in plan.engine_options.extra:
-        yield "--env-file"
+    yield from (f"--env-file {file}" for file in files)
 
 
 def _bind_mounts(host: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
