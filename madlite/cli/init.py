@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +28,7 @@ _CARDS = Path("models.json")
 _EXAMPLE = r"step (?P<n>\d+) loss (?P<loss>\S+) (?P<step_time_ms>\S+) ms"
 _SPEEDS = "samples_per_s, step_time_s, step_time_ms, tokens_per_s_per_gpu, …"
 _OF_SPEED = re.compile(r"through|speed|rate|tok|sampl|tps|time|_ms|dt")  # a key of JSON objects
+_LONGEST = 4 << 20  # bytes of a line with JSON objects
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -122,9 +123,7 @@ def _tried(log: Path, script: str, step: str | None, named: str, no_plugins: boo
         raise UsageProblem(f"{called}: no line looks like a step", f"--step '{_EXAMPLE}' describes one")
     for way in ways:
         with open_log(log) as file:
-            chunks = read_chunks(file, called)
-            read = iter([_with_names(b"".join(chunks), names)]) if names else chunks
-            reading = read_log(called, read, plugins, way)
+            reading = read_log(called, _renamed(read_chunks(file, called), names), plugins, way)
         if reading.verdict.window is not None:
             break
     echo_lines(page(reading).rstrip())
@@ -161,8 +160,25 @@ def _names(named: str) -> dict[str, str]:
     return names
 
 
+def _renamed(chunks: Iterator[bytes], names: Mapping[str, str]) -> Iterator[bytes]:
+    """Yield the bytes of a log with other names of keys, in whole lines; those of a very long line as they are."""
+    if not names:
+        yield from chunks
+        return
+    rest: list[bytes] = []  # of a line, in order: each byte is joined once
+    for chunk in chunks:
+        lines, end, last = chunk.rpartition(b"\n")
+        if end:
+            yield _with_names(b"".join((*rest, lines, end)), names)
+            rest = []
+        rest.append(last)
+        if sum(map(len, rest)) > _LONGEST:
+            yield from rest
+            rest = []
+    yield _with_names(b"".join(rest), names)
+
+
 def _with_names(text: bytes, names: Mapping[str, str]) -> bytes:
-    """Return a log with other names of the keys of its JSON objects."""
     for key, name in names.items():
         new = json.dumps(name).encode().replace(b"\\", rb"\\")  # a backslash is special in a replacement
         text = re.sub(rb'"%s"(?=\s*:)' % re.escape(key.encode()), new, text)

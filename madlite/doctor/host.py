@@ -125,13 +125,10 @@ def shared_memory(target: Target, right: str) -> Answer:
     return Answer(size_text(size), size >= 8 * GIB)
 
 
-FREE_BYTES = 5 << 30  # less cannot hold any training image
-FREE_INODES = 100_000
-
-
 def disk(target: Target, right: str) -> Answer:
     """Check the room where runs, weights and images go."""
     from madlite.assets.paths import existing, hub_cache
+    from madlite.images.image import FREE_BYTES, FREE_INODES
 
     engine = next((folder for folder in _ENGINE_FOLDERS if (target.root / folder).is_dir()), "")
     folders = {"runs": target.workspace, "weights": existing(hub_cache(target.host.env))}

@@ -55,7 +55,12 @@ class Followers:
         work = threading.Thread(
             target=_follow, args=(folder, run, runtime, environ, lock), name=f"madlite-{run.id}", daemon=True
         )
-        work.start()
+        try:
+            work.start()
+        except RuntimeError:  # this user may have no further thread
+            release(lock)
+            self._failed[job] += 1
+            return
         self._running[job] = work, home
 
     def gave_up(self, job: str) -> bool:

@@ -20,7 +20,7 @@ from madlite.measure.lines import Block, LineSplitter, has_wrapped_number, rank_
 from madlite.measure.memory import MemoryScan
 from madlite.measure.performance import PerformanceScan
 from madlite.measure.rules import FOLLOWER, plain
-from madlite.measure.steps import Steps
+from madlite.measure.steps import NodeSpeeds, Steps
 from madlite.measure.training import LossScan, TrainingState, may_be_aside
 from madlite.model import (
     STEPS_APART,
@@ -177,7 +177,7 @@ class LogMonitor:
         self.torn: tuple[str, ...] = ()  # figures of the summary in a last line that nothing ended
         self.missed_mark = ""  # why a training without its end mark is none that came to its end
         self.nan_loss = self.nan_norm = ""  # the first line whose loss is not finite, or whose gradient norm is NaN
-        self.node_of: dict[int, int] = {}  # rank → its node
+        self.node_speeds = NodeSpeeds(self._nodes)
         self._repeated, self._last_repeated = 0, -1  # steps that came again with other values, and the last of them
         self._highest: int | None = None  # of the training steps
         self.last_step = 0  # the highest since the training was started last
@@ -358,8 +358,8 @@ class LogMonitor:
         self._note_again(step, text)
         again = self.steps.add(self.training.stamped(step, text), resumed=self._resumes)
         if step.phase == "train":
-            if line is not None and step.rank is not None:
-                self.node_of[step.rank] = line.node
+            if line is not None and self._nodes > 1:
+                self.node_speeds.note(step, line.node)
             self._note_training(step, text, again=again)
         else:
             self.training.is_aside = True

@@ -10,9 +10,9 @@ import re
 import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from io import BufferedReader
 from itertools import chain
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from msgspec.structs import replace
 
@@ -495,7 +495,7 @@ _CHUNK_BYTES = 256 * 1024
 _LONGEST_MARK = 6
 
 
-def open_log(path: Path) -> BufferedReader:
+def open_log(path: Path) -> BinaryIO:
     """Open a log.
 
     Raises:
@@ -509,7 +509,7 @@ def open_log(path: Path) -> BufferedReader:
         raise UsageProblem(f"{shown(path)} cannot be read: {_why(error)}") from None
 
 
-def read_chunks(file: BufferedReader, name: str) -> Iterator[bytes]:
+def read_chunks(file: BinaryIO, name: str) -> Iterator[bytes]:
     """Yield a log's bytes, unpacked where they begin as gzip, xz or bzip2 files do.
 
     Raises:
@@ -523,13 +523,29 @@ def read_chunks(file: BufferedReader, name: str) -> Iterator[bytes]:
         raise UsageProblem(f"{name} cannot be read: {_why(error)}") from None
 
 
-def _unpacked(file: BufferedReader) -> BufferedReader | gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File:
-    start = file.peek(_LONGEST_MARK)
+class _Rejoined:
+    """A file and its first bytes, which were read already: a pipe cannot go back, nor be waited for by `peek`."""
+
+    def __init__(self, start: bytes, file: BinaryIO) -> None:
+        self._start, self._file = start, file
+
+    def read(self, size: int = -1) -> bytes:
+        """Return up to `size` bytes; the first ones alone, as long as there are any."""
+        if not self._start:
+            return self._file.read(size)
+        end = size if size >= 0 else len(self._start)
+        start, self._start = self._start[:end], self._start[end:]
+        return start
+
+
+def _unpacked(file: BinaryIO) -> BinaryIO | gzip.GzipFile | lzma.LZMAFile | bz2.BZ2File:
+    start = file.read(_LONGEST_MARK)
+    whole = cast("BinaryIO", _Rejoined(start, file))  # read is all that unpacking needs
     if start.startswith(b"\x1f\x8b"):
-        return gzip.open(file)
+        return gzip.open(whole)
     if start.startswith(b"\xfd7zXZ\x00"):
-        return lzma.open(file)
-    return bz2.open(file) if start.startswith(b"BZh") else file
+        return lzma.open(whole)
+    return bz2.open(whole) if start.startswith(b"BZh") else whole
 
 
 def _why(error: Exception) -> str:

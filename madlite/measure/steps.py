@@ -559,17 +559,47 @@ def _times(steps: Steps, curve: Curve, ns: Sequence[int]) -> tuple[float | None,
 _Node = TypeVar("_Node", int, str)
 NODE_FLOOR = 0.10  # of the others' median
 _OF_MEDIAN = 1.2533  # the normal distribution's median's standard error ÷ its mean's, sqrt(pi / 2)
+_MOST = 262144  # values of all nodes that are kept, the last ones of each
+_LEAST = 64
 
 
-def node_uses(
-    steps: Steps, node_of: Mapping[int, int], window: Window | None, names: Sequence[str]
-) -> tuple[NodeUse, ...]:
-    """Return what is known of each node of a run, by the ranks that are on it; nothing of one node."""
+class NodeSpeeds:
+    """The last values of each quantity that could be a training's speed, by the node whose line had them.
+
+    The ranks that lines name do not tell the node: a launcher may label each line with the rank on its own node.
+    """
+
+    def __init__(self, nodes: int) -> None:
+        self._most = max(_LEAST, _MOST // max(1, nodes))
+        self._values: dict[tuple[int, Quantity], tuple[array[int], array[float]]] = {}
+
+    def note(self, step: Step, node: int) -> None:
+        """Take a training step in."""
+        for quantity, value in step.values.items():
+            if quantity.direction == "neutral" or quantity == Quantity.LOSS:
+                continue
+            ns, values = self._values.setdefault((node, quantity), (array("q"), array("d")))
+            if len(ns) >= 2 * self._most:
+                del ns[: -self._most], values[: -self._most]
+            ns.append(step.n)
+            values.append(value)
+
+    def over(self, window: Window) -> dict[int, list[float]]:
+        """Return the values of a window's quantity and steps, by node."""
+        found: dict[int, list[float]] = {}
+        for (node, quantity), (ns, values) in self._values.items():
+            if quantity == window.quantity:
+                points = zip(ns, values, strict=True)
+                within = [value for n, value in points if window.first_step <= n <= window.last_step]
+                found[node] = [*filter(usable, within)]
+        return found
+
+
+def node_uses(speeds: NodeSpeeds, window: Window | None, names: Sequence[str]) -> tuple[NodeUse, ...]:
+    """Return what is known of each node of a run; nothing of one node."""
     if len(names) < 2:
         return ()
-    found: dict[int, list[float]] = {}
-    for rank, values in steps.of_ranks(window).items() if window is not None else ():
-        found.setdefault(node_of.get(rank, 0), []).extend(values)
+    found = speeds.over(window) if window is not None else {}
     return tuple(_use(node, name, found.get(node, ())) for node, name in enumerate(names))
 
 

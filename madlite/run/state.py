@@ -236,7 +236,7 @@ class RunState:
             config=self.monitor.config,
             exit_code=self.ran.code if self.ran else None,
             node_codes=self.ran.codes if self.ran else (),
-            nodes=node_uses(self.monitor.steps, self.monitor.node_of, verdict.window, self.node_names),
+            nodes=node_uses(self.monitor.node_speeds, verdict.window, self.node_names),
             outcome=self.outcome,
             shell=self.shell if plan.keep_alive else "",
             image=self.image,

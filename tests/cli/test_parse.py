@@ -271,7 +271,8 @@ def test_packed_files_and_stdin_are_the_same_log(capsys, tmp_path, monkeypatch):
     assert all(one == found[0] for one in found)
 
 
-def test_a_packed_log_comes_through_a_pipe_in_pieces(capsys, monkeypatch):
+@pytest.mark.parametrize("pieces", [1, 10])  # of the first, of 1 byte, the kind of file cannot be told
+def test_a_packed_log_comes_through_a_pipe_in_pieces(capsys, monkeypatch, pieces):
     class Pieces(io.RawIOBase):
         """A pipe whose writer is slow: each read has few bytes, in the beginning."""
 
@@ -284,7 +285,7 @@ def test_a_packed_log_comes_through_a_pipe_in_pieces(capsys, monkeypatch):
 
         def readinto(self, buffer) -> int:
             self.reads += 1
-            piece = self.left[: 10 if self.reads < 4 else len(buffer)]
+            piece = self.left[: pieces if self.reads < 4 else len(buffer)]
             buffer[: len(piece)] = piece
             self.left = self.left[len(piece) :]
             return len(piece)

@@ -115,3 +115,17 @@ def test_a_run_that_ended_while_its_lock_was_waited_for_is_not_followed(folder, 
     monkeypatch.setattr(followers, "open_locked", open_locked)
     mine.follow(folder, "job", run, None, {})
     assert not mine.are_busy() and not followed and not mine.gave_up("job")
+
+
+def test_where_no_further_thread_may_begin_another_one_may_follow_the_run(folder, followed, monkeypatch):
+    (run,), mine = runs(1), Followers()
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        mine.follow(folder, "job", run, None, {})
+    assert not mine.are_busy() and not mine.gave_up("job")
+    Followers().follow(folder, "job", run, None, {})
+    wait_until(lambda: run.id in followed, "the other one")

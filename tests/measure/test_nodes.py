@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from madlite.measure.monitor import LogMonitor
-from madlite.measure.steps import Steps, node_uses, slow_findings, steady_window, with_slow
+from madlite.measure.steps import NodeSpeeds, Steps, node_uses, slow_findings, steady_window, with_slow
 from madlite.model import Line, NodeUse, Quantity, Step
 from tests.rows import each_row
 
@@ -61,13 +61,15 @@ def test_ordinary_noise_raises_no_alarm_and_a_slow_node_does():
         real = [random_of.gauss(1000, 30) for _ in range(count)]
         bad = random_of.randrange(count)
         for late in (False, True):
-            steps = Steps()
+            steps, speeds = Steps(), NodeSpeeds(count)
             for node, speed in enumerate(real):
                 factor = 0.7 if late and node == bad else 1.0
                 for n in range(1, 31):
-                    steps.add(Step(n=n, values={SPEED: random_of.gauss(speed, speed / 10) * factor}, rank=node))
-            window, node_of = steady_window(steps, SPEED, 5), {node: node for node in range(count)}
-            nodes = with_slow(node_uses(steps, node_of, window, [f"n{at}" for at in range(count)]), SPEED)
+                    step = Step(n=n, values={SPEED: random_of.gauss(speed, speed / 10) * factor}, rank=node)
+                    steps.add(step)
+                    speeds.note(step, node)
+            window = steady_window(steps, SPEED, 5)
+            nodes = with_slow(node_uses(speeds, window, [f"n{at}" for at in range(count)]), SPEED)
             named = {one.node for one in nodes if one.slow}
             false += bool(named - {bad}) if late else bool(named)
             found += late and bad in named
@@ -86,14 +88,26 @@ class _Reader:
         return ()
 
 
-def test_the_lines_of_each_node_count_for_it_whatever_ranks_they_name():
+@each_row("label", ["", "[default0]:", "[rank0]: "])  # the last two may be the rank on the node
+def test_the_lines_of_each_node_count_for_it_whatever_ranks_they_name(label):
     monitor = LogMonitor([_Reader()], nodes=3)
     for n in range(1, 21):
         for node, speed in ((0, 1000), (1, 700)):
-            monitor.feed(f"step {n} {speed + n % 2}\n".encode(), 1, node)
+            monitor.feed(f"{label}step {n} {speed + n % 2}\n".encode(), 1, node)
     monitor.finish()
     window = steady_window(monitor.steps, SPEED, 5)
-    found = with_slow(node_uses(monitor.steps, monitor.node_of, window, ("a", "b", "c")), SPEED)
+    found = with_slow(node_uses(monitor.node_speeds, window, ("a", "b", "c")), SPEED)
     assert [(one.name, one.steps, one.speed) for one in found] == [("a", 15, 1000), ("b", 15, 700), ("c", 0, None)]
     assert [bool(one.slow) for one in found] == [False, True, False]
-    assert node_uses(monitor.steps, monitor.node_of, window, ("a",)) == ()
+    assert node_uses(monitor.node_speeds, window, ("a",)) == ()
+
+
+def test_of_a_long_run_the_last_values_of_each_node_are_kept():
+    speeds, steps = NodeSpeeds(4096), Steps()
+    for n in range(1000):
+        step = Step(n=n, values={SPEED: float(n), Quantity.LOSS: 1.0})
+        steps.add(step)
+        speeds.note(step, 0)
+    (values,) = speeds.over(steady_window(steps, SPEED, 0)).values()
+    assert len(values) <= 128
+    assert values[-1] == 999.0
