@@ -106,13 +106,16 @@ def _own_patterns(image: Image) -> list[str]:
 def _with_own_ignore_file(image: Image, say: Say) -> Iterator[Image]:
     """Yield an image whose Dockerfile is a copy beside a .dockerignore, which leaves madlite's own files out as well.
 
-    BuildKit itself fetches of the context what the Dockerfile needs; `say` gets how large it is.
+    BuildKit itself fetches of the context what the Dockerfile needs, whatever else there cannot be read; `say` gets
+    how large it is if that is known.
 
     Raises:
-        RuntimeProblem: Dockerfile or context cannot be read, or no copy can be made.
+        RuntimeProblem: Dockerfile or .dockerignore cannot be read, or no copy can be made.
     """
     dockerfile, context = _places(image)
-    patterns, _ = _selected(image, dockerfile.name, say)
+    patterns = _patterns(image)
+    with suppress(OSError):
+        _report_context(image, context, _content(image, patterns, dockerfile.name), say)
     text = _dockerfile(image)
     with ExitStack() as opened:
         try:
@@ -138,7 +141,12 @@ def packed_context(image: Image, say: Say) -> Iterator[Packed]:
     dockerfile, context = _places(image)
     inside = dockerfile.is_relative_to(context)
     name = str(dockerfile.relative_to(context)) if inside else f".dockerfile.{secrets.token_hex(8)}"
-    patterns, content = _selected(image, name, say)
+    patterns = _patterns(image)
+    try:
+        content = _content(image, patterns, name)
+    except OSError as error:
+        raise _unreadable(image, context, error) from error
+    _report_context(image, context, content, say)
     if content.bytes > shutil.disk_usage(tempfile.gettempdir()).free:
         raise _no_room(image, context)
     added = [] if inside else _beside(name, patterns, dockerfile_text(image))
@@ -161,39 +169,34 @@ def _places(image: Image) -> tuple[Path, Path]:
     return dockerfile, Path(image.context or dockerfile.parent).absolute()
 
 
-def _selected(image: Image, dockerfile: str, say: Say) -> tuple[list[str], _Content]:
-    """Return the patterns of an image's .dockerignore, and what belongs to its context; say how large that is.
+def _patterns(image: Image) -> list[str]:
+    """Return the patterns of an image's .dockerignore as docker's library takes them.
 
     Raises:
         RuntimeProblem: it cannot be read.
     """
-    context = _places(image)[1]
     try:
-        patterns = _patterns(_ignore_file(image))
-        content = _content(context, [*_own_patterns(image), *patterns], dockerfile)
-    except OSError as error:
-        raise _unreadable(image, context, error) from error
-    _report_context(image, context, content, say)
-    return patterns, content
-
-
-def _patterns(ignore: Path) -> list[str]:
-    """Return the patterns of a .dockerignore as docker's library takes them."""
-    try:
-        lines = read_plain(ignore, limit_bytes=_LIMIT_BYTES).decode("utf-8", "replace").splitlines()
+        lines = read_plain(_ignore_file(image), limit_bytes=_LIMIT_BYTES).decode("utf-8", "replace").splitlines()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise _unreadable(image, _places(image)[1], error) from error
     return [line for line in map(str.strip, lines) if line and not line.startswith("#")]
 
 
-def _content(context: Path, patterns: list[str], dockerfile: str) -> _Content:
-    """Return what belongs to a context; a sparse file is as long as it says, for so long it is packed."""
+def _content(image: Image, patterns: list[str], dockerfile: str) -> _Content:
+    """Return what belongs to an image's context; a sparse file is as long as it says, for so long it is packed.
+
+    Raises:
+        OSError: it is no folder, or something in it cannot be read.
+    """
     from docker.utils.build import exclude_paths
 
+    context = _places(image)[1]
     if not context.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR if context.exists() else errno.ENOENT))
     names, files, size, left_out = [], 0, 0, []
-    for name in sorted(exclude_paths(str(context), list(patterns), dockerfile=dockerfile)):
+    for name in sorted(exclude_paths(str(context), [*_own_patterns(image), *patterns], dockerfile=dockerfile)):
         facts = (context / name).lstat()
         if stat.S_IFMT(facts.st_mode) not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
             left_out.append(f"{name}, {kind_of(facts)}")

@@ -434,11 +434,15 @@ class _Node:
         wait_s = 0.0
         while not self._over.wait(wait_s):
             begun_s = time.monotonic()
-            found = self._tool.read()
-            if not found.readings:
-                return
-            if own := self._own(found.readings):
-                self.samples.append(Sample(t_s=round(self._now(), 3), gpus=own))
+            try:
+                readings = self._tool.read().readings
+                own = self._own(readings)
+            except Exception:  # noqa: BLE001 - the border to a plugin's runtime: asked again, as one that was disturbed
+                _LOG.debug("node %s: its GPUs could not be sampled", self.number, exc_info=True)
+            else:
+                if not readings:
+                    return
+                self.samples += [Sample(t_s=round(self._now(), 3), gpus=own)] if own else []
             wait_s = max(self._interval_s, REST * (time.monotonic() - begun_s))
 
     def _own(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import resource
@@ -166,6 +167,20 @@ def test_buildkit_builds_from_a_context_larger_than_the_temporary_folder(used, t
     (tmp_path / "docker").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "docker").chmod(0o755)
     assert build_with_buildkit(image(used, context="."), {"PATH": f"{tmp_path}:/bin"}, lambda line: None) == ""
+
+
+def test_buildkit_builds_from_a_context_that_cannot_be_read_as_a_whole(used, tmp_path, monkeypatch):
+    (tmp_path / "docker").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "docker").chmod(0o755)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "lstat", refuse)
+    told: list[str] = []
+    assert build_with_buildkit(image(used, context="."), {"PATH": f"{tmp_path}:/bin"}, told.append) == "" and not told
+    with pytest.raises(RuntimeProblem, match="cannot be read: Permission denied"):
+        pack(image(used, context="."))
 
 
 def test_pipes_sockets_and_devices_are_left_out_unopened_and_named(checkout):

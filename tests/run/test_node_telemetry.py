@@ -89,6 +89,20 @@ def test_a_node_whose_session_raises_costs_the_others_no_sample(tmp_path):
     assert [(one.samples, one.clock_mhz) for one in found] == [(0, None), (1, 1300.0)]
 
 
+def test_a_node_whose_session_raised_once_is_asked_again(tmp_path, monkeypatch, caplog):
+    class RaisingOnce(Nodes):
+        def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
+            done = super().probe(argv, node, limit_s)
+            if (node, self.asked[node]) == (0, 1):
+                raise ValueError("a mistake of a plugin")
+            return done
+
+    monkeypatch.setattr("madlite.run.instrumentation.LEAST_INTERVAL_S", 0.01)
+    with caplog.at_level("DEBUG"):
+        found = sampled(tmp_path, RaisingOnce(2100.0, 2100.0), asked=3, telemetry_s=0.01)
+    assert found[0].clock_mhz == 2100.0 and caplog.text.count("node 0: its GPUs could not be sampled") == 1
+
+
 def test_each_node_is_sampled_on_the_gpus_that_the_run_has_there(tmp_path):
     busy = (900.0, 900.0, 2100.0, 2090.0)
     found = sampled(tmp_path, Nodes((2100.0, 2100.0, 0.0, 0.0), busy, own=((0, 1), (2, 3))))
