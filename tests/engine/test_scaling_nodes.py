@@ -75,7 +75,7 @@ def test_from_the_login_node_each_number_is_a_job(slurm: SlurmCluster, folder: P
 def test_nodes_that_make_no_sense_are_refused_in_one_sentence(slurm: SlurmCluster, allocation, folder: Path):
     outside = {**slurm.environ, "XDG_CONFIG_HOME": str(folder)}
     for words, environ, message in (
-        (["--nodes", "0"], allocation, "'0' is no number of nodes"),
+        (["--nodes", "0"], allocation, "'0' is no list of different numbers"),
         (["--nodes", "2,8"], allocation, "has 2 nodes"),
         (["--nodes", "2", "--gpus", "1"], allocation, "--gpus 1 beside --nodes 2: a study varies one of them"),
         (["--nodes", "2", "--runtime", "host"], allocation, "a runs on this machine alone"),

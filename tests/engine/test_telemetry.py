@@ -198,7 +198,7 @@ def test_a_tool_that_answers_na_is_in_the_record_and_on_the_runs_page_and_not_on
     machine.tool("nvidia-smi", NVIDIA_SMI.replace("695.5, 1500, 3201, 80, 100000, 99, 0x0000000000000024", blank))
     done = machine.run()
     assert done.returncode == 0, done.stdout + done.stderr
-    problem = "nvidia-smi reports no power, clocks, temperature, memory, utilisation"
+    problem = "nvidia-smi reports no power"
     assert problem in machine.record()["telemetry"]["problem"] and "nothing of" not in done.stdout
     shown = commands.run(("show", "last"), machine.folder, machine.env)
     assert problem in shown.stdout

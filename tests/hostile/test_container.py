@@ -106,7 +106,8 @@ def test_what_a_container_with_rights_to_unmount_plants_is_named_and_left_alone(
     assert not victim.exists() and rows_of(space / "perf.csv") == [("m", "5")] * 2
     code, printed = madlite(space, docker_environ, "runs")
     assert "20260101T000000-planted-000001" in printed and "left alone" in printed
-    madlite(space, docker_environ, "report", "rebuild", "--output", "again.csv")
+    code, printed = madlite(space, docker_environ, "report", "rebuild", "--output", "again.csv")
+    assert code == 0, printed
     assert KEY not in (space / "again.csv").read_text()
 
 

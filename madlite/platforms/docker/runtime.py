@@ -155,6 +155,9 @@ def remove_container(client: Client, container: str) -> None:
             raise
 
 
+_OWN_PIDS = (None, "", "private")  # of a container with a process table of its own: as docker says it, and as podman
+
+
 def attached(client: Client, handle: str) -> Container:
     """Return the container a handle names, as far as the engine knows it.
 
@@ -178,7 +181,7 @@ def attached(client: Client, handle: str) -> Container:
         inside=config["WorkingDir"].rstrip("/"),
         folder=folder,
         give_back=_folder_owner(folder),
-        shares_processes=bool(found["HostConfig"].get("PidMode")),
+        shares_processes=found["HostConfig"].get("PidMode") not in _OWN_PIDS,
         caches=CACHES_INSIDE if CACHES_INSIDE in [m["Destination"] for m in found["Mounts"]] else "",
     )
 
