@@ -135,7 +135,7 @@ def incomplete_text(runs: Iterable[IncompleteRun]) -> list[str]:
 
 def uncollected_text(workspace: Path) -> list[str]:
     """Return messages about runs that have ended and whose results are not collected."""
-    names = [run.folder.name for run in left_runs(workspace) if run.state == "uncollected"]
+    names = [folder.name for folder in uncollected(workspace)]
     if not names:
         return []
     what, rows = ("1 run is", "its row") if len(names) == 1 else (f"{len(names)} runs are", "their rows")
