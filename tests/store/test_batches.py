@@ -314,6 +314,13 @@ def test_a_study_of_another_command_is_not_resumed_and_named(tmp_path):
     assert "madlite tune --help" in refused.value.hint
     (text,) = recovery_report(tmp_path)
     assert "3 runs of an earlier batch never started" in text and "run --resume" not in text
+    with BatchLog(tmp_path, ("run",)) as batch:
+        batch.request(THREE)
+        for run in THREE:
+            batch.end(run.id)
+        batch.close()
+    with pytest.raises(UsageProblem, match="no batch of this folder was killed or interrupted$"):
+        unfinished(tmp_path)
 
 
 def reported(workspace: Path) -> list[str]:
