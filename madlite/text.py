@@ -330,7 +330,7 @@ def read_json(data: bytes) -> Json:
     """
     text = data.decode("utf-8-sig")
     value = json.loads(text, parse_float=_raw, parse_int=_raw, parse_constant=lambda name: None)
-    return _readable(value) if _ESCAPED.search(text) else value
+    return readable_json(value) if _ESCAPED.search(text) else value
 
 
 def spelled_objects(data: bytes) -> list[msgspec.Raw] | None:
@@ -346,11 +346,12 @@ def spelled_objects(data: bytes) -> list[msgspec.Raw] | None:
     return found if are_objects and not _ESCAPED_BYTES.search(data) else None
 
 
-def _readable(value: Json) -> Json:
+def readable_json(value: Json) -> Json:
+    """Return a value with readable texts; of YAML also names that are none, such as `on:`, are text then."""
     if isinstance(value, dict):
-        return {readable(name): _readable(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_readable(item) for item in value]
+        return {readable(str(name)): readable_json(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [readable_json(item) for item in value]
     return readable(value) if isinstance(value, str) else value
 
 

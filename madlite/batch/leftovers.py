@@ -31,7 +31,7 @@ from madlite.perfcsv.append import is_results_file
 from madlite.perfcsv.recorded import NO_ROW, are_in_file
 from madlite.plan.inputs import RUNS
 from madlite.platforms.docker.runtime import DockerRuntime
-from madlite.store.batches import cut_off_studies, dead_locks, has_caches, remove_study, reported_batches
+from madlite.store.batches import cut_off_studies, dead_locks, has_caches, is_batch_lock, remove_study, reported_batches
 from madlite.store.events import EventLog, RunImported, now
 from madlite.store.folder import (
     CHECK_PREFIX,
@@ -55,7 +55,7 @@ from madlite.store.folder import (
     uncollected,
 )
 from madlite.store.gpu_leases import lease_folder
-from madlite.store.locks import is_locked
+from madlite.store.locks import is_locked, open_locked, remove_locked
 from madlite.store.record import NotedRuns, load_result, read_plan, read_record, rows_here
 
 # Rows of earlier runs that their results file may lack.
@@ -135,7 +135,7 @@ def incomplete_text(runs: Iterable[IncompleteRun]) -> list[str]:
 
 def uncollected_text(workspace: Path) -> list[str]:
     """Return messages about runs that have ended and whose results are not collected."""
-    names = [run.folder.name for run in left_runs(workspace) if run.state == "uncollected"]
+    names = [folder.name for folder in uncollected(workspace)]
     if not names:
         return []
     what, rows = ("1 run is", "its row") if len(names) == 1 else (f"{len(names)} runs are", "their rows")
@@ -412,8 +412,20 @@ def _remove_stored(leftover: Leftover) -> str | None:
     if path.is_dir() and not path.is_symlink():
         with Folder.open(path.parent) as folder:
             folder.remove_tree(path.name)
+    elif is_batch_lock(path):
+        return _remove_lock(path)
     else:
         path.unlink(missing_ok=True)
+    return None
+
+
+def _remove_lock(path: Path) -> str | None:
+    """Remove the lock of a batch unless a command goes on with that by now."""
+    with Folder.open(path.parent) as folder:
+        try:
+            remove_locked(folder, path.name, open_locked(folder, path.name, 0))
+        except BlockingIOError:
+            return "a madlite process has locked the batch by now"
     return None
 
 

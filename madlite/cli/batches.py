@@ -32,7 +32,7 @@ from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import save_manifest
 from madlite.run.summary import count_rows, full_summary, remove_entries, run_summary, suspect_runs, write_summary
 from madlite.secrets import MASK
-from madlite.store.batches import BatchLog, LoggedBatch, interrupted_batches, last_batch, open_last, open_unfinished
+from madlite.store.batches import BatchLog, LoggedBatch, last_batch, open_last, open_unfinished, reported_batches
 from madlite.text import counted
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def unfinished(workspace: Path, *, failed: bool = False) -> LoggedBatch:
     if batch is not None:
         return batch
     what = "--resume: no batch of this folder was killed or interrupted"
-    searches = [batch for batch in interrupted_batches(workspace) if not batch.is_resumable]
+    searches = [batch for batch in reported_batches(workspace) if not batch.is_resumable]
     if others := [batch.command for batch in searches if batch.message]:
         said = shell_line(("madlite", *others[-1]))
         raise UsageProblem(f"{what}, only {said}", f"it goes on by its own command: madlite {others[-1][0]} --help")

@@ -49,16 +49,20 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool) -> int:
     warn(*found.notes)
     of_jobs = {str(folder) for folder in folders_of_jobs(here)}  # which may go on in their jobs
     found = replace(found, leftovers=tuple(item for item in found.leftovers if item.handle not in of_jobs))
-    waiting, removed = False, []
+    elsewhere, with_row = of_other_hosts(here), _with_row(here)
+    waiting, adds_row, removed = False, False, []
     for item in found.leftovers:
         meant = everywhere or not item.elsewhere
         if yes and meant and (kept or not item.kept):
             removed.append(item)
         else:
             run = "" if item.run_id == NO_RUN else f"{item.run_id}  "  # a column
-            why = row_elsewhere(Path(item.handle), here, here / "perf.csv") if item.kind == "run" else ""
-            echo(f"{item.kind:9} {run}{item.text}{f'; {why}' if why else ''}{_removal_hint(item, everywhere)}")
-            waiting |= meant and not item.kept
+            refused = elsewhere.get(item.run_id, "") if item.kind == "run" else ""
+            no_row = row_elsewhere(Path(item.handle), here, here / "perf.csv") if item.kind == "run" else ""
+            why = f"; {refused or no_row}" if refused or no_row else ""
+            echo(f"{item.kind:9} {run}{item.text}{why}{_removal_hint(item, everywhere)}")
+            waiting |= meant and not item.kept and not refused
+            adds_row |= item.kind == "run" and Path(item.handle) in with_row
     failed = _remove_all(removed, environ, runtimes)
     if yes:
         end_journals(here, found)
@@ -66,8 +70,7 @@ def command(yes: bool, kept: bool, everywhere: bool, no_plugins: bool) -> int:
     if not has_special and not any(everywhere or not item.elsewhere for item in found.leftovers):
         echo("nothing is left behind" + (" in this folder" if found.leftovers else ""))
     elif waiting:
-        rows = any(item.kind == "run" for item in found.leftovers)
-        also = ", and adds the row of a run that was cut off" if rows else ""
+        also = ", and adds the row of a run that was cut off" if adds_row else ""
         echo(f"madlite clean{' --everywhere' if everywhere else ''} --yes removes this{also}")
     return int(ExitCode.RUN_FAILED if failed else ExitCode.OK)
 
@@ -98,11 +101,15 @@ def _remove(item: Leftover, environ: Mapping[str, str], runtimes: Mapping[str, R
     return problem is not None
 
 
+def _with_row(here: Path) -> list[Path]:
+    """Return the folders of the runs that were cut off and get their row."""
+    return [folder for folder in cut_off_runs(here) if not row_elsewhere(folder, here, here / "perf.csv")]
+
+
 def _write_rows() -> dict[str, Collected]:
     """Write the rows of the runs that were cut off; return what became of each, by its id."""
     here, output = Path.cwd(), Path.cwd() / "perf.csv"
-    folders = [folder for folder in cut_off_runs(here) if not row_elsewhere(folder, here, output)]
-    done = collect_all(folders, here, output, running=still_running(here), named=True)
+    done = collect_all(_with_row(here), here, output, running=still_running(here), named=True)
     warn(*(text for collected in done for text in collected.warnings), *write_waiting(here))
     return {collected.run_id: collected for collected in done}
 

@@ -51,7 +51,7 @@ from madlite.secrets import Redactor, assigned, mask_json
 from madlite.store.folder import RunStart, open_runs
 from madlite.store.locks import locked_file
 from madlite.store.record import Entries, JsonObject, entries_of
-from madlite.text import as_cell, indented, on_one_line, read_json, spelled_objects, unlimited_fields
+from madlite.text import as_cell, indented, on_one_line, read_json, readable_json, spelled_objects, unlimited_fields
 
 # The file that a script's `--config` names → `configs` of the side files: found, read, without secrets.
 #
@@ -79,7 +79,7 @@ def read_configs(plan: RunPlan, mask: Callable[[str], str] = str) -> Json:
         path, problem = _find(plan, name)
         if path is not None:
             found = read(read_plain(path, *_roots(plan), limit_bytes=_LARGEST_BYTES))
-            return mask_json(found, lambda text: Redactor(assigned([text])).text(mask(text)))[0]
+            return mask_json(readable_json(found), lambda text: Redactor(assigned([text])).text(mask(text)))[0]
     except Exception as error:  # noqa: BLE001 - PyYAML raises errors of many types, and none may cost the run
         problem = f"{path or name} cannot be read: {_first_line(error)}"
     _log.warning("%s: entries have no configs, %s", plan.card.name, mask(problem))
@@ -390,7 +390,9 @@ def make_output(
     rows = masked_rows(({**row, **added(row)} for row in rows), mask)
     entries, problem = None, ""
     try:
-        entries = make_entries(plan, result, pipeline=start.pipeline, build_number=start.build_number, mask=mask)
+        made = make_entries(plan, result, pipeline=start.pipeline, build_number=start.build_number, mask=mask)
+        entries_line(made)  # the journal gets it before the row is written
+        entries = made
     except Exception as bug:  # noqa: BLE001 - raised here, it would cost the row
         _log.debug("side files of %s", plan.id, exc_info=True)
         problem = f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}"

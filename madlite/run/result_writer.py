@@ -237,7 +237,8 @@ class ResultWriter:
             rows = RunRows(path=self._path(), cells=output.rows, at=now())
             if self._rows is None:
                 self._note_rows(rows, folder)
-            what = f"it cannot be saved either ({problem}): {msgspec.json.encode(rows.cells).decode()}"
+            lost = "it is lost unless the next madlite run adds it, for it cannot be saved either"
+            what = f"{lost} ({problem}): {msgspec.json.encode(rows.cells).decode()}"
         self._screen.warn(f"no row in {self._options.output}: {why}; {what}")
 
     def _output(self, result: Result) -> RunOutput:

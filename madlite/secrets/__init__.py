@@ -309,10 +309,16 @@ def plaintext_secrets(value: Json, name: str = "") -> Iterator[str]:
 
 
 def mask_json(value: Json, mask: Callable[[str], str], path: str = "") -> tuple[Json, tuple[str, ...]]:
-    """Return a value with `***` for every secret in it, and the dotted paths of the changes; `mask` masks texts."""
+    """Return a value with `***` for every secret in it, names included, and the dotted paths of the changes.
+
+    `mask` masks texts.
+    """
     if isinstance(value, Mapping):
-        parts = {key: mask_json(item, mask, f"{path}.{key}" if path else str(key)) for key, item in value.items()}
-        return {key: item for key, (item, _) in parts.items()}, _joined(parts.values())
+        names = {key: mask(key) for key in value}
+        places = {key: f"{path}.{name}" if path else name for key, name in names.items()}
+        parts = {key: mask_json(item, mask, places[key]) for key, item in value.items()}
+        renamed = [(item, (places[key],)) for key, item in value.items() if names[key] != key]
+        return {names[key]: item for key, (item, _) in parts.items()}, _joined([*renamed, *parts.values()])
     if isinstance(value, (list, tuple)):
         items = [mask_json(item, mask, path) for item in value]
         return [item for item, _ in items], _joined(items)

@@ -87,11 +87,10 @@ class LoggedBatch:
         return f"{runs} never started: {', '.join(run.card for run in self.never_started)}"
 
     def close(self) -> None:
-        """Release the lock, whose file a batch that is over does not have."""
-        if self._lock >= 0 and self.is_over:
+        """Release the lock, whose file goes: who goes on with the batch later makes it again."""
+        if self._lock >= 0:
             with suppress(OSError), Folder.open(self._runs) as folder:
                 folder.remove(_lock_name(self.id))
-        if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
@@ -143,7 +142,6 @@ class BatchLog:
             *([BatchEnded(batch=before.id)] if before is not None else []),
         )
         if before is not None and self._folder is not None and written:  # else it can be resumed once more
-            self._folder.remove(_lock_name(before.id))
             before.close()
         self._resumed, self._carried = None, ()
 
@@ -234,6 +232,8 @@ def open_last(workspace: Path) -> LoggedBatch:
         raise UsageProblem("--resume --failed: no batch of this machine began in this folder", hint)
     batch = _claimed(runs, last, failed=True)
     if batch is None or _last(EventLog.read(runs)) != last:  # who had the lock until now may have gone on with it
+        if batch is not None:
+            batch.close()
         raise UsageProblem("--resume --failed: the last batch goes on in another madlite", "madlite runs --watch")
     return batch
 
@@ -303,6 +303,11 @@ def dead_locks(workspace: Path) -> tuple[Path, ...]:
     """Return the locks of batches whose madlite is gone; who goes on with one makes its lock again."""
     found = (workspace / RUNS).glob(_LOCKS)
     return tuple(path for path in sorted(found) if not is_locked(path, unknown=True))
+
+
+def is_batch_lock(path: Path) -> bool:
+    """Return whether a file is the lock of a batch, by its name."""
+    return path.match(_LOCKS)
 
 
 def is_batch_running(runs: Path) -> bool:

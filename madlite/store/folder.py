@@ -27,7 +27,7 @@ from madlite.model.results import Attempt
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import secrets_in
 from madlite.secrets import collect, masked_json
-from madlite.store.events import EVENTS, EventLog, JobEvent, Started, Submitted, append, is_own, now
+from madlite.store.events import EVENTS, EventLog, JobEvent, RunImported, Started, Submitted, append, is_own, now
 from madlite.store.locks import is_locked, open_locked, remove_locked
 
 # Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
@@ -364,8 +364,9 @@ def is_alive(folder: Path) -> bool:
 class LeftRun(NamedTuple):
     """A run without a madlite that may have something left to do, as its folder shows it at this moment.
 
-    `cut off`: it has neither a record nor a result; `uncollected`: its result has no record, or, as an earlier madlite
-    left it, one with rows that no file took; `recorded`: something of it may be running, or it was killed right then.
+    `cut off`: it has neither a record nor a result; `uncollected`: it has a result and no record, or, as an earlier
+    madlite left it, a record with rows that no file took; `recorded`: something of it may be running, or it was killed
+    right then.
     """
 
     folder: Path
@@ -415,12 +416,17 @@ def unfinished(workspace: Path) -> tuple[Path, ...]:
 
 
 def uncollected(workspace: Path) -> tuple[Path, ...]:
-    """Return the folders of this folder's runs that have ended and whose results are not collected, oldest first."""
-    return tuple(run.folder for run in left_runs(workspace) if run.state == "uncollected")
+    """Return the folders of this folder's runs that have ended and whose results are not collected, oldest first.
+
+    Rows of imported runs, pending where they came from, are added by `import --rows` alone.
+    """
+    found = [run.folder for run in left_runs(workspace) if run.state == "uncollected"]
+    imported = frozenset(EventLog.read(workspace / RUNS).ids(RunImported)) if found else frozenset()
+    return tuple(folder for folder in found if folder.name not in imported)
 
 
 def is_uncollected(folder: Path) -> bool:
-    """Return whether a run has ended with a result file and has no record."""
+    """Return whether a run has ended and its result is not collected, also of one that was imported so."""
     left = left_run(folder)
     return left is not None and left.state == "uncollected"
 

@@ -252,6 +252,8 @@ def test_a_run_of_another_host_is_taken_only_where_it_is_named(killed):
         done = killed.run(*arguments[1:]) if arguments[0] == "run" else killed.madlite(*arguments)
         assert done.returncode == 0 and (done.stdout + done.stderr).count(said) == 1, (arguments, done.stdout)
         assert table(killed, "nightly.csv") == [] and not (folder / "record.json").exists()
+    listed = killed.madlite("clean").stdout
+    assert listed.count(said) == 1 and "removes this" not in listed, listed
     killed.madlite("runs", "collect", folder.name)
     assert table(killed, "nightly.csv") == [("a", "FAILURE")]
 

@@ -220,6 +220,7 @@ def test_secrets_are_masked_by_what_they_are_and_by_their_names(plan: RunPlan) -
     [
         ('{"run": "HF_TOKEN=CLOAK-1"}', {"run": "HF_TOKEN=***"}),
         ('["train --hf_token CLOAK-1 --bs 8"]', ["train --hf_token *** --bs 8"]),
+        ('{"HF_TOKEN=CLOAK-1": {"HF_TOKEN=CLOAK-2": 1}}', {"HF_TOKEN=***": {"HF_TOKEN=***": 1}}),
     ],
 )
 def test_secrets_are_masked_however_their_name_is_told(plan: RunPlan, text: str, value: Any) -> None:
@@ -286,6 +287,11 @@ def test_results_of_a_file_get_their_rows(plan: RunPlan) -> None:
     for name in ("perf_super.json", "perf_entry.json"):
         assert [entry["configs"] for entry in strict_json(plan.workspace / name)] == [whole[1], whole[0], None]
     assert strict_json(plan.workspace / "common_info.json")["configs"] == whole
+
+
+def test_names_and_texts_that_json_has_not_are_text(plan: RunPlan) -> None:
+    put(plan.workspace / "scripts/dummy/c.yaml", 'on: 1\n~: 2\n3: !!set {x}\nsplit: "\\ud800"\n')
+    assert read(plan, "--config c.yaml") == {"True": 1, "None": 2, "3": ["x"], "split": "\\ud800"}
 
 
 def test_yaml_that_refers_to_its_parts_is_read(plan: RunPlan) -> None:

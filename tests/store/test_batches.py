@@ -191,6 +191,16 @@ def test_the_lock_that_a_kill_left_is_removed_by_clean_and_the_batch_can_be_resu
     found = open_unfinished(tmp_path)
     assert found is not None and len(locks(tmp_path)) == 1
     found.close()
+    assert locks(tmp_path) == [], "nobody went on with it"
+
+
+def test_clean_leaves_the_lock_of_a_batch_that_is_resumed_by_now(tmp_path):
+    kill(tmp_path)
+    listed = find_leftovers(tmp_path, {"DOCKER_HOST": "unix:///nonexistent"}).leftovers
+    found = open_unfinished(tmp_path)
+    assert [remove(one, {}) for one in listed] == ["a madlite process has locked the batch by now"]
+    assert found is not None and len(locks(tmp_path)) == 1 and is_batch_running(tmp_path / "madlite_runs")
+    found.close()
 
 
 def test_a_batch_of_a_copied_folder_is_neither_told_nor_resumed(tmp_path):
@@ -314,6 +324,13 @@ def test_a_study_of_another_command_is_not_resumed_and_named(tmp_path):
     assert "madlite tune --help" in refused.value.hint
     (text,) = recovery_report(tmp_path)
     assert "3 runs of an earlier batch never started" in text and "run --resume" not in text
+    with BatchLog(tmp_path, ("run",)) as batch:
+        batch.request(THREE)
+        for run in THREE:
+            batch.end(run.id)
+        batch.close()
+    with pytest.raises(UsageProblem, match="no batch of this folder was killed or interrupted$"):
+        unfinished(tmp_path)
 
 
 def reported(workspace: Path) -> list[str]:
