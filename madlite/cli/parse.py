@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -115,8 +114,7 @@ def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | Ma
     warmup = _WARMUP_STEPS if options.warmup is None else options.warmup
     try:
         if name == _STDIN:
-            stdin = cast(BufferedReader, sys.stdin.buffer)
-            return read_log("stdin", read_chunks(stdin, "stdin"), plugins, options.backend, warmup)
+            return read_log("stdin", read_chunks(sys.stdin.buffer, "stdin"), plugins, options.backend, warmup)
         if (folder := run_of(name, options.directory)) is not None:
             return _read_run(folder, plugins, options)
         called = shown(Path(name))

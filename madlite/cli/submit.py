@@ -244,9 +244,11 @@ def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touc
     """Return the options of the plans, after the cluster's values went below the context."""
     from madlite.jobs.file import context_values
     from madlite.plan.context import ASKED, merge
+    from madlite.platforms.registry import runtime_values
 
     cluster = to.cluster
-    values = merge(context_values(cluster), to.values)
+    # by now it lacks the nodes of --exclude, and names the context of the kubeconfig that later commands mean
+    values = merge(merge(context_values(cluster), to.values), runtime_values(cluster))
     if not cluster.gpu:
         values["gpu_vendor"] = "CPU"
     setup.put_under_context(params, values, f"{cluster.source}: [clusters.{cluster.name}]")

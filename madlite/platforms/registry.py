@@ -134,6 +134,19 @@ def direct_values(context: Context, deployment: Mapping[str, Json]) -> Translati
     return values_of_pods(context, deployment)
 
 
+def runtime_values(cluster: Cluster) -> dict[str, Json]:
+    """Return what the runtime of a cluster's runs has of their context; of Slurm nothing, whose scripts have it.
+
+    Raises:
+        UsageProblem: the cluster says what has no effect on pods.
+    """
+    if cluster.scheduler != DIRECT:
+        return {}
+    from madlite.platforms.kubernetes.context import context_of_pods
+
+    return context_of_pods(cluster)
+
+
 def settings_of_pods(context: Context) -> tuple[KubernetesSettings, tuple[str, ...]] | None:
     """Return what a context says of the pods of runs without jobs, and notes on it; None where it says nothing.
 

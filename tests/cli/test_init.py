@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 import venv
 from pathlib import Path
 
 import pytest
 
+from madlite.cli.init import _renamed
 from madlite.cli.main import call
 from tests.csv_rows import csv_rows
 from tests.install.packages import type_off
@@ -179,3 +181,16 @@ def test_a_new_plugin_is_the_one_of_the_page_with_its_own_name(folder: Path) -> 
     assert not [name for name, text in made.items() if "tiny" in f"{name}{text}".lower()]
     for name in ("my_trainer", "My-Trainer", "../x"):
         assert call(["plugin", "new", name]) == 4, "there already, or no name of a package"
+
+
+@each_row("names", [{}, {"throughput": "tokens_per_s"}])
+def test_a_log_with_a_long_line_is_read_in_a_time_that_grows_with_its_length(names) -> None:
+    line = b'{"throughput": 1}\n'
+    pieces = [line[:7], line[7:] + b"x", *[b"y" * (1 << 16)] * 2000, b"\n" + line]
+    begun, kept, longest = time.process_time(), b"", 0
+    for piece in _renamed(iter(pieces), names):
+        kept, longest = (kept + piece)[-100:], max(longest, len(piece))
+    assert longest <= 5 << 20 and time.process_time() - begun < 3, "joined again for each piece it would take minutes"
+    assert kept.endswith(line.replace(b"throughput", names.get("throughput", "throughput").encode()))
+    whole = b"".join(_renamed(iter(pieces[:2]), names))
+    assert whole == line.replace(b"throughput", names.get("throughput", "throughput").encode()) + b"x"

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import yaml
 
+from madlite.plan.submission import PLANS
 from tests import commands
 from tests.csv_rows import perf_rows
 from tests.jobs.test_attach import command
@@ -489,6 +490,10 @@ def test_nodes_to_exclude_may_be_ranges_and_files_and_a_wrong_one_is_named(site)
     terms = pods[0]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     fields = terms["nodeSelectorTerms"][0]["matchFields"]
     assert [name for field in fields for name in field["values"]] == ["n1", "n2", "n3", "n4", "n5"]
+    (file,) = site.folder.glob(f"madlite_runs/jobs-*/{PLANS}/*.json")
+    saved = json.loads(file.read_text())["context"]["kubernetes"]
+    assert saved["exclude"] == ["n1", "n2", "n3", "n4", "n5"], "the plan alone would use them"
+    assert saved["kubeconfig"] == str(site.cluster.kubeconfig()) and saved["context"] and saved["namespace"]
     made = len(site.cluster.made)
     for wrong in ("N_1", "n[3-1]", "n[1"):
         code, out = site.call("run", "--cluster", "lab", "--exclude", wrong, "--tags", "a")

@@ -328,3 +328,12 @@ def test_series_that_are_called_the_same_are_named_with_what_tells_them_apart(pl
 def test_an_image_on_one_side_is_a_difference_of_a_run_on_the_host(plan):
     host = replace(plan, traits=Traits(containerised=False))
     assert {"image", "image digest"} <= told(record_of(plan), record_of(host, replace(RESULT, image=ImageUsed())))
+
+
+def test_what_of_the_host_was_not_looked_at_is_unknown(plan):
+    def of_host(**host: str) -> Record:
+        return record_of(plan, replace(RESULT, provenance=replace(RESULT.provenance, host={"kernel": "6.8", **host})))
+
+    assert "host doctor" in told(of_host(doctor="governor"), of_host(doctor="iommu"))
+    assert "host doctor" not in told(of_host(doctor="governor"), of_host())
+    assert "host cpus" in told(of_host(cpus="128"), of_host()), "of the others a host has them or not"

@@ -62,12 +62,15 @@ def cluster_of_pods(context: Context, deployment: Mapping[str, Json], base: Clus
     cluster = replace(base, kubernetes=settings)
     number = count_of(asked.distributed.get("nproc_per_node", base.gpus_per_node), "distributed.nproc_per_node")
     cluster, notes = fewer_gpus(cluster, number)
-    given, default = (msgspec.to_builtins(each) for each in (settings_of(cluster), KubernetesSettings()))
-    # the plans' runtime has its settings of the context
-    own_table = {key: value for key, value in given.items() if value != default[key]}
-    values, nodes = {**asked.variables(with_port=False), RUNTIME: own_table}, asked.nodes
+    values, nodes = asked.variables(with_port=False), asked.nodes
     notes += [*asked.notes(), *_not_of_pods(context), *of_other_machines(context, cluster)]
     return Translation(cluster=cluster, nodes=nodes, values=values, notes=tuple(notes))
+
+
+def context_of_pods(cluster: Cluster) -> dict[str, Json]:
+    """Return what a cluster says of pods as a context has it, of which the runtime of the plans has its settings."""
+    given, default = (msgspec.to_builtins(each) for each in (settings_of(cluster), KubernetesSettings()))
+    return {RUNTIME: {key: value for key, value in given.items() if value != default[key]}}
 
 
 def _name_gpus(settings: dict[str, Any], asked: Deployment) -> list[str]:

@@ -107,7 +107,10 @@ def ship(plan: RunPlan, settings: KubernetesSettings, rendered: Mapping[str, byt
     card |= _named(plan, card, (room if volume is None else _ARCHIVE_BYTES) - _total(card))
     if volume is None or _total(card) <= room:
         return Shipment(files | {name: _read(path) for name, path in card.items()})
-    state = repr([(name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in sorted(card.items())])
+    try:
+        state = repr([(name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in sorted(card.items())])
+    except OSError as error:  # one that was there just now
+        raise RuntimeProblem(f"{error.filename} cannot be read: {error.strerror}", cause=Cause.PREPARE) from error
     name = f"madlite-{hashlib.sha256(state.encode()).hexdigest()[:32]}.tar"
     return Shipment(files, card, f"{volume.mount.rstrip('/')}/{name}", Path(volume.here) / name)
 
