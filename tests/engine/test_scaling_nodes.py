@@ -77,7 +77,7 @@ def test_nodes_that_make_no_sense_are_refused_in_one_sentence(slurm: SlurmCluste
     for words, environ, message in (
         (["--nodes", "0"], allocation, "'0' is no list of different numbers"),
         (["--nodes", "2,8"], allocation, "has 2 nodes"),
-        (["--nodes", "2", "--gpus", "1"], allocation, "--gpus 1 beside --nodes 2: a study varies one of them"),
+        (["--nodes", "2", "--gpus", "1"], allocation, "--gpus beside --nodes: a study varies one of them"),
         (["--nodes", "2", "--runtime", "host"], allocation, "a runs on this machine alone"),
         (["--nodes", "2,8", "--cluster", "lab"], outside, "--nodes 8: cluster 'lab' has 4 nodes"),
     ):
