@@ -45,7 +45,7 @@ MOST_TEXTS, MOST_COLUMNS = 10, 240  # of an area's differences, and of a line, w
 
 # What no two runs have in common, in this order; the places of the trees are replaced before.
 VOLATILE: tuple[tuple[str, str], ...] = (
-    (r"\d{8}T\d{6}(-[\w.-]*?)?-[0-9a-f]{6}\b", r"<ID\1>"),
+    (r"\d{8}T\d{6}(-[\w.-]*?)?-[0-9a-f]{6,8}\b", r"<ID\1>"),
     (r"\d{8}T\d{6}", "<STAMP>"),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?( UTC)?", "<TIME>"),
     (rf"\b{re.escape(socket.gethostname())}\b", "<HOST>"),

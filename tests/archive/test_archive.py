@@ -225,7 +225,7 @@ def test_imported_runs_are_listed_as_imported_and_are_those_that_were_packed(pla
     text = said(capsys, "import", "x.tar.gz", "--dir", str(other))
     one, two = imported(other, ONE).name, imported(other, TWO).name
     assert f"{ONE}: taken in as {one}" in text and "2 runs taken in, 2 runs in x.tar.gz" in text
-    assert re.fullmatch("20260102T030405-tiny-[0-9a-f]{6}", one) and two.startswith("20260102T030500-tiny-")
+    assert re.fullmatch("20260102T030405-tiny-[0-9a-f]{8}", one) and two.startswith("20260102T030500-tiny-")
     listed = json.loads(said(capsys, "runs", "--json", "--dir", str(other)))
     assert [(each["id"], each["doubt"], each["origin"]) for each in listed] == [
         (one, "", "x.tar.gz"),

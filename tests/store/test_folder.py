@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import msgspec
 import pytest
@@ -48,7 +48,10 @@ def test_an_id_is_safe_everywhere_and_sorts_by_time():
     early = new_run_id("../team/Llama 3.1; rm -rf /", datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc))
     assert early.startswith("20260102T030405-team-Llama-3-1-rm-rf-")
     assert early < new_run_id("a", datetime(2026, 1, 2, 3, 4, 6, tzinfo=timezone.utc))
-    assert new_run_id("") != new_run_id("") and len(new_run_id("x" * 500)) < 70
+    when = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+    runs = [new_run_id("a", when + timedelta(milliseconds=number)) for number in range(1000)]
+    assert runs == sorted(runs), "runs of one second sort by time, too"
+    assert new_run_id("") != new_run_id("") and len(new_run_id("x" * 500)) <= 63, "a label of Kubernetes"
 
 
 def test_it_holds_plan_and_files_and_git_does_not_see_it(plan):
