@@ -51,7 +51,7 @@ from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.request import is_access_note, plan_file_notes
 from madlite.run.executor import secrets_for
 from madlite.run.instrumentation import versions
-from madlite.run.planning import placed
+from madlite.run.planning import check_mounts, placed
 from madlite.run.state import context_file
 from madlite.secrets import Redactor
 from madlite.store.folder import lock_name, locked_name, new_run_id
@@ -327,10 +327,7 @@ def _check_here(plan: RunPlan, saved: SavedPlan, runtime: Runtime) -> None:
     image = plan.image
     if image is not None and image.dockerfile is not None and not image.prebuilt and not exists(image.dockerfile):
         raise UsageProblem(f"the plan's image is built from {image.dockerfile}, which is not here")
-    for mount in plan.mounts:
-        if not mount.create and not exists(Path(mount.source)):
-            where = _name(plan.machine)
-            raise UsageProblem(f"the plan mounts {mount.source} at {mount.target}: it is not on {where}")
+    check_mounts(plan, _name(plan.machine))
     problem = why_unavailable(runtime)
     if problem is not None:
         raise UsageProblem(f"the plan needs runtime '{runtime.name}': {problem.what}")
