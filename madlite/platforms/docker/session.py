@@ -19,7 +19,7 @@ from madlite.errors import RuntimeProblem
 from madlite.images.client import ANSWER_LIMIT_S, API_LIMIT_S, Client, connected, error_text, explained
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.platforms.docker import container as containers
-from madlite.platforms.docker.container import Container, restore_ownership, start_failure, state_of
+from madlite.platforms.docker.container import Container, restore_ownership, run_as_root, start_failure, state_of
 from madlite.platforms.sessions import GatedSession
 from madlite.secrets import reveal
 
@@ -249,9 +249,7 @@ def send(client: Client, container: str, name: str, session: str = "") -> int:
     import docker.errors
 
     try:
-        exec_id = client.exec_create(container, ["/bin/sh", "-c", _SCRIPT, "sh", name, session], user="0")["Id"]
-        client.exec_start(exec_id)
-        code = int(client.exec_inspect(exec_id)["ExitCode"] or 0)  # null: not known yet, so something may have got it
+        code, _ = run_as_root(client, container, ["/bin/sh", "-c", _SCRIPT, "sh", name, session])
     except docker.errors.APIError as error:  # the container ended meanwhile
         _LOG.debug("no %s for %s: %s", name, container, error_text(error))
         return _NOTHING_LEFT
