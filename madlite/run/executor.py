@@ -77,35 +77,27 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def claimed(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[RunPlan]:
+def claimed(plan: RunPlan, wait: Callable[[], None]) -> Iterator[RunPlan]:
     """Lock what the plan's script uses in the workspace; a rendered run has all of it in its own folder.
 
     Raises:
-        RuntimeProblem: the workspace cannot be written to, or `keep_waiting` ended the wait for another run.
+        RuntimeProblem: the workspace cannot be written to.
     """
     if not plan.model_dir:
         yield plan
         return
     with ExitStack() as stack:
-        with _as_runtime_problem(plan):
-            stack.enter_context(locked_results(plan, keep_waiting))
+        try:
+            stack.enter_context(locked_results(plan, wait))
             name = plan.model_dir
             if plan.traits.shares_files:
                 name, lock = claim_model_dir(plan)
                 stack.callback(release_model_dir, plan, name, lock)
+        except OSError as error:
+            place = error.filename if str(error.filename).startswith("/") else plan.workspace
+            what = f"{place} cannot be written to: {error.strerror or error}"
+            raise RuntimeProblem(what, cause=_disk_or(Cause.PREPARE, error)) from error
         yield bind_model_dir(plan, name)
-
-
-@contextmanager
-def _as_runtime_problem(plan: RunPlan) -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as error:
-        raise RuntimeProblem(str(error), cause=Cause.INTERRUPTED) from error
-    except OSError as error:
-        place = error.filename if str(error.filename).startswith("/") else plan.workspace
-        what = f"{place} cannot be written to: {error.strerror or error}"
-        raise RuntimeProblem(what, cause=_disk_or(Cause.PREPARE, error)) from error
 
 
 def _disk_or(cause: Cause, error: BaseException | None) -> Cause:
@@ -192,9 +184,9 @@ class RunExecutor:
         """Return the result of a run that a bug of madlite ended."""
         return self._result(_failed(Cause.INTERNAL, f"internal error: {type(bug).__name__}: {bug}"))
 
-    def _wait_for_another(self) -> bool:
+    def _wait_for_another(self) -> None:
         self.screen.phase(f"waiting for another run of this folder that writes {self.plan.result_rule.file}")
-        return self.stop.reason is None
+        self.stop.check()
 
     def _verdict_of(self, error: Interrupted | MadliteError) -> Verdict:
         """Return what a run comes to that was ended or could not go on."""
