@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,22 @@ def stays_alive(client: Client, container: str, limit_s: float) -> bool:
     return False
 
 
-def kill(client: Client, container: str) -> None:
-    """Kill a container; one that is gone or has ended is fine."""
+@contextmanager
+def gone_is_fine() -> Iterator[None]:
+    """Let a container be gone or ended already, or its removal be under way."""
     import docker.errors
 
     try:
-        client.kill(container)
+        yield
     except docker.errors.APIError as error:
         if error.status_code not in (404, 409):
             raise
+
+
+def kill(client: Client, container: str) -> None:
+    """Kill a container; one that is gone or has ended is fine."""
+    with gone_is_fine():
+        client.kill(container)
 
 
 def last_output(client: Client, container: str) -> str:

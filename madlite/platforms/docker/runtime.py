@@ -33,6 +33,7 @@ from madlite.platforms.docker.container import (
     STAMP,
     Container,
     Labelled,
+    gone_is_fine,
     labelled,
     last_output,
     outcome_of,
@@ -130,13 +131,8 @@ def remove_container(client: Client, container: str) -> None:
 
     Its own process only waits, and stopping it would kill what else is there as well.
     """
-    import docker.errors
-
-    try:
+    with gone_is_fine():
         client.remove_container(container, v=True, force=True)
-    except docker.errors.APIError as error:
-        if error.status_code not in (404, 409):  # gone, or its removal is under way
-            raise
 
 
 _OWN_PIDS = (None, "", "private")  # of a container with a process table of its own: as docker says it, and as podman

@@ -10,6 +10,8 @@ import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -88,38 +90,25 @@ class Frames:
     def __init__(self, out: Callable[[bytes, int], None]) -> None:
         self._out = out
         self._partial = b""  # the start of a head
-        self._kind = 1
-        self._missing = 0  # bytes of the open frame that are still to come
+        self._kind, self._missing = 1, 0  # of the open frame, and how many of its bytes are still to come
 
     def feed(self, data: bytes) -> None:
         """Pass on everything that is complete; neighbouring frames of one stream in one piece."""
         data, at = self._partial + data, 0
-        pieces: list[bytes] = []
-        while at < len(data):
+        pieces: list[tuple[int, bytes]] = []
+        while at < len(data) and (self._missing or len(data) - at >= HEAD_BYTES):
             if not self._missing:
-                if len(data) - at < HEAD_BYTES:
-                    break
-                at = self._open(data, at, pieces)
+                self._kind = 1 if data[at] < STDERR else STDERR
+                self._missing = int.from_bytes(data[at + 4 : at + HEAD_BYTES], "big")
+                at += HEAD_BYTES
             piece = data[at : at + self._missing]
             self._missing -= len(piece)
             at += len(piece)
-            pieces.append(piece)
+            pieces.append((self._kind, piece))
         self._partial = data[at:]
-        self._pass_on(pieces)
-
-    def _open(self, data: bytes, at: int, pieces: list[bytes]) -> int:
-        kind = 1 if data[at] < STDERR else STDERR
-        if kind != self._kind:
-            self._pass_on(pieces)
-            self._kind = kind
-        self._missing = int.from_bytes(data[at + 4 : at + HEAD_BYTES], "big")
-        return at + HEAD_BYTES
-
-    def _pass_on(self, pieces: list[bytes]) -> None:
-        text = b"".join(pieces)
-        pieces.clear()
-        if text:
-            self._out(text, self._kind)
+        for kind, together in groupby(pieces, itemgetter(0)):
+            if text := b"".join(piece for _, piece in together):
+                self._out(text, kind)
 
 
 _POLL_S = 0.1
