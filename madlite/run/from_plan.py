@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins, why_unavailable
-from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
+from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import digest_of, exists
 from madlite.images.client import connected, explained
 from madlite.images.image import digest, inspect
@@ -132,9 +132,6 @@ def local_digest(plan: RunPlan, environ: Mapping[str, str]) -> str:
     except RuntimeProblem:
         return ""
     return digest(found, image.ref) if found is not None else ""
-
-
-_SAME_CARD = ("root", "source", "extra")  # of a card, what does not affect its run, or is not stored
 
 
 def bind_plan(
@@ -333,22 +330,14 @@ def _check_here(plan: RunPlan, saved: SavedPlan, runtime: Runtime) -> None:
         raise UsageProblem(f"the plan needs runtime '{runtime.name}': {problem.what}")
 
 
-def differences(
-    saved: SavedPlan, plan: RunPlan, options: Options, plugins: Plugins, current_card: Callable[[str], Any]
-) -> Iterator[str]:
-    """Yield what is otherwise here than where the plan was made; `current_card` finds a card by its name."""
+def differences(saved: SavedPlan, plan: RunPlan, options: Options, plugins: Plugins) -> Iterator[str]:
+    """Yield what is otherwise here than where the plan was made."""
     for what, before, here in _compared(saved, plan, options, plugins):
         if before and here and before != here:
             yield f"{what}: {before} when the plan was made, here {here}"
     for name, before in saved.inputs.items():
         if digest_of(plan.workspace / name) != before:
             yield f"{name} has changed since the plan was made: what is here runs"
-    card, here_card = saved.plan.card, None
-    with suppress(MadliteError):
-        here_card = current_card(card.name)
-    names = (name for name in card.__struct_fields__ if here_card is not None and name not in _SAME_CARD)
-    if changed := [name for name in names if getattr(here_card, name) != getattr(card, name)]:
-        yield f"card '{card.name}' has changed since the plan was made ({', '.join(changed)}): the plan stays as it is"
     if saved.context_left_out:
         yield f"not in the plan's context, for it is secret: {', '.join(saved.context_left_out)}"
 

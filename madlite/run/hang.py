@@ -17,6 +17,9 @@ from functools import partial
 from pathlib import Path, PurePath
 from threading import Event
 
+import msgspec
+from msgspec.structs import replace
+
 from madlite.cancellation import in_thread
 from madlite.errors import MadliteError, RuntimeProblem
 from madlite.files import copy_inside
@@ -31,8 +34,8 @@ from madlite.store.folder import RunFolder
 # States and wait channels as proc(5) has them.
 
 _PROCESS = re.compile(
-    r"^pid (?P<pid>\d+) parent (?P<parent>\d+) rank (?P<rank>\S+) local_rank (?P<local_rank>\S+) state (?P<state>\S) "
-    r".*? wchan (?P<wchan>\S*) command (?P<command>.*)$",
+    r"^pid (?P<pid>\d+) parent (?P<parent>\d+) rank (-|(?P<rank>\S+)) local_rank (-|(?P<local_rank>\S+)) "
+    r"state (?P<state>\S) .*? wchan 0?(?P<wchan>\S*) command (?P<command>.*)$",
     re.MULTILINE,
 )
 
@@ -59,13 +62,8 @@ def read_processes(text: str, node: int = 0) -> tuple[ProcessInfo, ...]:
     lines = list(_PROCESS.finditer(text))
     ends = [*(line.start() for line in lines[1:]), len(text)]
     return tuple(
-        ProcessInfo(
-            pid=int(found["pid"]),
-            parent=int(found["parent"]),
-            state=found["state"],
-            wchan=found["wchan"].removeprefix("0"),
-            rank=found["rank"].removeprefix("-"),
-            local_rank=found["local_rank"].removeprefix("-"),
+        replace(
+            msgspec.convert(found.groupdict(""), ProcessInfo, strict=False),
             command=found["command"].strip(),
             text=text[found.end() : end].strip("\n"),
             node=node,
