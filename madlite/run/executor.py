@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from threading import Event
@@ -217,8 +217,7 @@ class RunExecutor:
     def _run(self) -> Result:
         folder = self._create_folder()
         taken = folder.take_checkpoint(self.before) if self.before is not None else ""
-        log = self._open_log(folder)
-        try:
+        with closing(self._open_log(folder)) as log:
             if taken:
                 log.say(f"madlite: {taken}")
             self.plugins.notify("madlite_run_started", plan=self.plan)
@@ -227,8 +226,6 @@ class RunExecutor:
                 log.say(f"madlite: {verdict.status.value} {verdict.reason}")
             elif (reason := self.stop.reason) is not None and self.state.is_complete:
                 log.say(f"madlite: {reason.text}")  # by which `madlite parse` knows it
-        finally:
-            log.close()
         stalls = self.stall_detector.findings(by_itself=self.stop.reason is None)
         notes = (
             *self._length(),

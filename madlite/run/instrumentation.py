@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -425,15 +425,12 @@ class TelemetryRecorder:
         settle = self._settle
         if settle is None and not self._gpus:
             return
-        reader = StartReader(self._plan.machine.vendor, self._gpus, self._host)
-        try:
+        with closing(StartReader(self._plan.machine.vendor, self._gpus, self._host)) as reader:
             if settle is None:
                 self._start = reader.read()
                 return
             over = stop.cancellation.asked
             self._start, self._settling = settle.wait(reader.read, lambda: reader.interval_s, over, say)
-        finally:
-            reader.close()
         if over.is_set():  # nothing began
             return
         text = settling_text(self._settling) if self._settling is not None else settle.unknown()

@@ -9,6 +9,7 @@ import posixpath
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -298,14 +299,12 @@ def _check_running(client: Client, container: str) -> None:
 
 def _read_until(until_s: float, running: Exec, source: ExecOutput, frames: Frames) -> int | None:
     """Read the output to its end and return the exit code; None at `until_s`."""
-    try:
+    with closing(source):
         while (left_s := until_s - time.monotonic()) > 0:
             data = source.read(min(_PROBE_POLL_S, left_s))
             if data is not None and not data:
                 return running.exit_code(LATE_S)
             frames.feed(data or b"")
-    finally:
-        source.close()
     return None
 
 
@@ -421,7 +420,7 @@ class DockerSession(GatedSession):
     def _pump(self, running: Exec, output: ExecOutput, frames: Frames) -> None:
         """Pass the output on to its end; the engine ends it 2 s after the process where a child holds it open."""
         quiet_s = 0.0
-        try:
+        with closing(output):
             while not self._gate.abandoned.is_set():
                 data = output.read(POLL_S)
                 if data:
@@ -429,8 +428,6 @@ class DockerSession(GatedSession):
                 elif data is not None or (quiet_s > INSPECT_AFTER_S and running.has_surely_ended()):
                     return
                 quiet_s = 0.0 if data or quiet_s > INSPECT_AFTER_S else quiet_s + POLL_S
-        finally:
-            output.close()
 
     def _exit_code(self, running: Exec, action: Action) -> int:
         code = None if self._gate.abandoned.is_set() else running.exit_code(self.return_limit_s)
