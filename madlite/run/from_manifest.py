@@ -42,7 +42,8 @@ def plan_manifest(manifest: Manifest, inputs: BatchInputs) -> list[PlannedRun]:
     unknown = [item for item in manifest.failed if item.request is None]
     for item in unknown:
         _log.warning("%s has no card of '%s', whose build failed: %s", manifest.file.name, item.model, item.error)
-    requests = [item.request for item in (*manifest.images, *manifest.failed) if item.request is not None]
+    requests = [image.request for image in manifest.images]
+    requests += [build.request for build in manifest.failed if build.request is not None]
     if not requests:
         names = ", ".join(dict.fromkeys(item.model for item in unknown))
         raise UsageProblem(f"{manifest.file} has no image: no build succeeded", f"madlite build --tags {names}")
