@@ -170,9 +170,15 @@ class ActionGate:
         if limit_s is not None:
             timer.start()
         try:
-            with self._running():
-                yield expired
+            with self._lock_stop:  # one that is under way must not hit the next action
+                self.end_requested.clear()
+                self.hurried.clear()
+                self._over.clear()
+            self._runner = threading.get_ident()
+            yield expired
         finally:
+            self._runner = 0
+            self._over.set()
             if limit_s is not None:
                 timer.cancel()
                 timer.join()
@@ -204,16 +210,3 @@ class ActionGate:
     def wait_over(self, limit_s: float) -> bool:
         """Wait until nothing runs; False if something still does."""
         return self._over.wait(limit_s)
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        with self._lock_stop:  # one that is under way must not hit the next action
-            self.end_requested.clear()
-            self.hurried.clear()
-            self._over.clear()
-        self._runner = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._runner = 0
-            self._over.set()

@@ -129,8 +129,7 @@ def plan_of_file(
             for last in attempts_of(first)[-1:]:
                 name_queued_again(last)
             standing = follow_cut_off(first, run_id)
-        notes = differences(saved, run.plan, options, plugins, lambda name: setup.find_card(name, options.workspace))
-        yield run, options, tuple(notes), standing
+        yield run, options, tuple(differences(saved, run.plan, options, plugins)), standing
 
 
 def plan_points(

@@ -21,7 +21,7 @@ from madlite.cli.options import spelled
 from madlite.cli.terminal import echo_on, mask
 from madlite.errors import UsageProblem
 from madlite.files import exists, is_folder, shown
-from madlite.model import Card, CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
+from madlite.model import CardItem, Json, Machine, Problem, Request, Runtime, TreeCards
 from madlite.plan.context import (
     ASKED,
     GPUS_OPTION,
@@ -302,16 +302,6 @@ def select_requests(
     requests, repeated = without_repeats(select(catalog, wanted))
     warn(*repeated, *odd_fields(request.card for request in requests))
     return requests
-
-
-def find_card(name: str, workspace: Path) -> Card | None:
-    """Return the card of a name that is written down in this folder or madlite's own; no program lists cards for it.
-
-    Raises:
-        CatalogError: a file of cards cannot be read.
-    """
-    catalog = load_catalog(workspace, bundled_models(home()), (), wanted=())
-    return next((card for card in catalog.cards if card.name == name), None)
 
 
 def find_machine(context: Context, pretended: str, origin: str = "--machine") -> Machine:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugin, Plugins
 from madlite.backends.recipes import UnknownRun
-from madlite.errors import CardProblem, MadliteError, PluginError, UsageProblem, did_you_mean
+from madlite.errors import CardProblem, PluginError, UsageProblem, did_you_mean
 from madlite.model import Backend, Card, RunSpec
 from madlite.plan.fields import BACKEND
 
@@ -34,33 +34,26 @@ def expand_shared(
         UsageProblem: no owner has a run for what was asked.
         PluginError: two owners have runs of one mode, and no rule decides.
     """
-    found, refused = _expand_all(owners, expand)
+    found: list[tuple[BackendMatch, RunSpec]] = []
+    refused: dict[str, UsageProblem] = {}  # by backend
+    for owner in owners:
+        try:
+            found += [(owner, spec) for spec in expand(*owner)]
+        except UsageProblem as problem:
+            refused[owner[0].name] = problem
     if refused and not found:
-        raise _merge_refusals([problem for _, problem in refused], requested)
+        raise _merge_refusals([*refused.values()], requested)
     if not found:
         return []
     newest = max(_release_key(spec) for _, spec in found)
     chosen = [(owner, spec) for owner, spec in found if requested.get("release") or _release_key(spec) == newest]
     _check_modes(card, chosen, requested.get("recipe", ""))
-    others = [] if any(requested.get(key) for key in _CHOICES) else [*_refusal_notes(refused)]
+    others = [f"left out: backend {name} ({problem.message})" for name, problem in refused.items()]
+    others = [] if any(requested.get(key) for key in _CHOICES) else others
     if not (requested.get("mode") or requested.get("precision")):
         others += _left_out_note(found, chosen)
     (owner, first), *rest = chosen
     return [(owner, replace(first, notes=(*first.notes, *others))), *rest]
-
-
-def _expand_all(
-    owners: Sequence[BackendMatch], expand: Expand
-) -> tuple[list[tuple[BackendMatch, RunSpec]], list[tuple[BackendMatch, UsageProblem]]]:
-    """Return what the owners have, and what they refuse."""
-    found: list[tuple[BackendMatch, RunSpec]] = []
-    refused: list[tuple[BackendMatch, UsageProblem]] = []
-    for owner in owners:
-        try:
-            found += [(owner, spec) for spec in expand(*owner)]
-        except UsageProblem as problem:
-            refused.append((owner, problem))
-    return found, refused
 
 
 def _merge_refusals(problems: Sequence[UsageProblem], requested: Mapping[str, str]) -> UsageProblem:
@@ -68,19 +61,17 @@ def _merge_refusals(problems: Sequence[UsageProblem], requested: Mapping[str, st
     unknown = [problem for problem in problems if isinstance(problem, UnknownRun)]
     said = {problem.said if isinstance(problem, UnknownRun) else problem.message for problem in problems}
     if len(problems) > 1 and len(said) > 1:
-        return UsageProblem.of_all([(problem.message, problem.hint) for problem in problems], _keys_of(problems))
+        every = [problem.keys for problem in problems]  # what keys they are about; None where one of them does not say
+        keys = None if None in every else tuple(dict.fromkeys(key for own in every for key in own or ()))
+        return UsageProblem.of_all([(problem.message, problem.hint) for problem in problems], keys)
     if len(problems) == 1 or not unknown:
         return problems[0]
-    keys = dict.fromkeys(key for problem in unknown for key in problem.words)
-    words = {key: list(dict.fromkeys(w for item in unknown for w in item.words.get(key, ()))) for key in keys}
+    words: dict[str, list[str]] = {}
+    for item in unknown:
+        for key, known in item.words.items():
+            words[key] = list(dict.fromkeys((*words.get(key, ()), *known)))
     refused = next((problem.refused for problem in unknown if problem.refused), None)
     return UnknownRun(unknown[0].said, requested, words, [run for item in unknown for run in item.runs], refused)
-
-
-def _keys_of(problems: Iterable[MadliteError]) -> tuple[str, ...] | None:
-    """Return what keys several problems are about; None where one of them does not say."""
-    every = [problem.keys for problem in problems]
-    return None if None in every else tuple(dict.fromkeys(key for keys in every for key in keys or ()))
 
 
 def _check_modes(card: str, chosen: Iterable[tuple[BackendMatch, RunSpec]], recipe: str) -> None:
@@ -102,11 +93,6 @@ def _release_key(spec: RunSpec) -> list[int]:
     """Return what releases are ordered by: their numbers, none for what needs no image."""
     release = spec.variant.release if spec.variant else ""
     return [int(text) for text in _NUMBER.findall(release)]
-
-
-def _refusal_notes(refused: Iterable[tuple[BackendMatch, UsageProblem]]) -> Iterator[str]:
-    for (backend, _), problem in refused:
-        yield f"left out: backend {backend.name} ({problem.message})"
 
 
 def _left_out_note(

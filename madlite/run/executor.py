@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from threading import Event
@@ -77,35 +77,27 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def claimed(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[RunPlan]:
+def claimed(plan: RunPlan, wait: Callable[[], None]) -> Iterator[RunPlan]:
     """Lock what the plan's script uses in the workspace; a rendered run has all of it in its own folder.
 
     Raises:
-        RuntimeProblem: the workspace cannot be written to, or `keep_waiting` ended the wait for another run.
+        RuntimeProblem: the workspace cannot be written to.
     """
     if not plan.model_dir:
         yield plan
         return
     with ExitStack() as stack:
-        with _as_runtime_problem(plan):
-            stack.enter_context(locked_results(plan, keep_waiting))
+        try:
+            stack.enter_context(locked_results(plan, wait))
             name = plan.model_dir
             if plan.traits.shares_files:
                 name, lock = claim_model_dir(plan)
                 stack.callback(release_model_dir, plan, name, lock)
+        except OSError as error:
+            place = error.filename if str(error.filename).startswith("/") else plan.workspace
+            what = f"{place} cannot be written to: {error.strerror or error}"
+            raise RuntimeProblem(what, cause=_disk_or(Cause.PREPARE, error)) from error
         yield bind_model_dir(plan, name)
-
-
-@contextmanager
-def _as_runtime_problem(plan: RunPlan) -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as error:
-        raise RuntimeProblem(str(error), cause=Cause.INTERRUPTED) from error
-    except OSError as error:
-        place = error.filename if str(error.filename).startswith("/") else plan.workspace
-        what = f"{place} cannot be written to: {error.strerror or error}"
-        raise RuntimeProblem(what, cause=_disk_or(Cause.PREPARE, error)) from error
 
 
 def _disk_or(cause: Cause, error: BaseException | None) -> Cause:
@@ -192,9 +184,9 @@ class RunExecutor:
         """Return the result of a run that a bug of madlite ended."""
         return self._result(_failed(Cause.INTERNAL, f"internal error: {type(bug).__name__}: {bug}"))
 
-    def _wait_for_another(self) -> bool:
+    def _wait_for_another(self) -> None:
         self.screen.phase(f"waiting for another run of this folder that writes {self.plan.result_rule.file}")
-        return self.stop.reason is None
+        self.stop.check()
 
     def _verdict_of(self, error: Interrupted | MadliteError) -> Verdict:
         """Return what a run comes to that was ended or could not go on."""
@@ -225,8 +217,7 @@ class RunExecutor:
     def _run(self) -> Result:
         folder = self._create_folder()
         taken = folder.take_checkpoint(self.before) if self.before is not None else ""
-        log = self._open_log(folder)
-        try:
+        with closing(self._open_log(folder)) as log:
             if taken:
                 log.say(f"madlite: {taken}")
             self.plugins.notify("madlite_run_started", plan=self.plan)
@@ -235,8 +226,6 @@ class RunExecutor:
                 log.say(f"madlite: {verdict.status.value} {verdict.reason}")
             elif (reason := self.stop.reason) is not None and self.state.is_complete:
                 log.say(f"madlite: {reason.text}")  # by which `madlite parse` knows it
-        finally:
-            log.close()
         stalls = self.stall_detector.findings(by_itself=self.stop.reason is None)
         notes = (
             *self._length(),

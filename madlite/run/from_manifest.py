@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -41,27 +42,22 @@ def plan_manifest(manifest: Manifest, inputs: BatchInputs) -> list[PlannedRun]:
     unknown = [item for item in manifest.failed if item.request is None]
     for item in unknown:
         _log.warning("%s has no card of '%s', whose build failed: %s", manifest.file.name, item.model, item.error)
-    cards = _by_request(manifest)
-    if not cards:
+    requests = [image.request for image in manifest.images]
+    requests += [build.request for build in manifest.failed if build.request is not None]
+    if not requests:
         names = ", ".join(dict.fromkeys(item.model for item in unknown))
         raise UsageProblem(f"{manifest.file} has no image: no build succeeded", f"madlite build --tags {names}")
-    jobs = [
-        (request, partial(_plan_found, images=images, failed=failed, manifest=manifest))
-        for request, images, failed in cards
-    ]
-    return plan_each(jobs, inputs)
+    # other args make it another card
+    each = [request for at, request in enumerate(requests) if request not in requests[:at]]
+    return plan_each([(request, partial(_plan_found, manifest=manifest)) for request in each], inputs)
 
 
-def _plan_found(
-    request: Request,
-    inputs: BatchInputs,
-    images: Sequence[BuiltImage],
-    failed: Sequence[FailedBuild],
-    manifest: Manifest,
-) -> list[PlannedRun]:
+def _plan_found(request: Request, inputs: BatchInputs, manifest: Manifest) -> list[PlannedRun]:
     """Return the plans of one card: of its images and of its failed builds that are for this machine."""
     if image_of_command(inputs):
         return plan_card(request, (), "", inputs)
+    images = [image for image in manifest.images if image.request == request]
+    failed = [build for build in manifest.failed if build.request == request]
     machine = inputs.machine
     refused = {
         image.docker_image: why
@@ -69,12 +65,10 @@ def _plan_found(
         if (why := misfit(image.gpu_vendor, image.gpu_architecture, machine))
     }
     fitting = [image for image in images if image.docker_image not in refused]
-    missed = [failed_build for failed_build in failed if not misfit("", failed_build.architecture, machine)]
+    missed = [build for build in failed if not misfit("", build.architecture, machine)]
     if not fitting and not missed:
         reasons = [f"{ref}: {why}" for ref, why in refused.items()]
-        reasons += [
-            f"the one for {failed_build.architecture} was not built: {failed_build.error}" for failed_build in failed
-        ]
+        reasons += [f"the one for {build.architecture} was not built: {build.error}" for build in failed]
         missing = f"no image of card '{request.card.name}' in {manifest.file.name} fits: {'; '.join(reasons)}"
         return plan_card(request, (), missing, inputs)
     notes = tuple(f"left out: image {ref}: {why}" for ref, why in refused.items())
@@ -102,23 +96,6 @@ def misfit(vendor: str, architecture: str, machine: Machine) -> str:
 def _plain(architecture: str) -> str:
     """Return an architecture without what AMD's tools add to it (`gfx90a:sramecc+:xnack-`)."""
     return " ".join(architecture.partition(":")[0].lower().split())
-
-
-def _by_request(manifest: Manifest) -> list[tuple[Request, list[BuiltImage], list[FailedBuild]]]:
-    """Return what was built of each card and what was not, in the manifest's order; other args make it another card."""
-    grouped: list[tuple[Request, list[BuiltImage], list[FailedBuild]]] = []
-
-    def group_of(request: Request) -> tuple[Request, list[BuiltImage], list[FailedBuild]]:
-        if (same := next((group for group in grouped if group[0] == request), None)) is None:
-            grouped.append(same := (request, [], []))
-        return same
-
-    for image in manifest.images:
-        group_of(image.request)[1].append(image)
-    for item in manifest.failed:
-        if item.request is not None:
-            group_of(item.request)[2].append(item)
-    return grouped
 
 
 def _plan(request: Request, image: BuiltImage, inputs: BatchInputs) -> Sequence[PlannedRun]:
@@ -192,22 +169,16 @@ def save_manifest(
     no image (on the host, not started, not built) leave one that names images.
     """
     secrets = [text for run in planned for text in secrets_for(run, options.environ)]
-    before = _read(file, options.workspace)
-    if before is not None and before.images and not builds_of(planned, results)[0]:
-        return ""
+    if is_file(file) and not builds_of(planned, results)[0]:
+        with suppress(MadliteError):
+            if read_manifest(file, options.workspace).images:
+                return ""
     text = manifest_of_runs(planned, results, context, secrets)
     try:
         write_named(file, text)
     except UsageProblem as problem:
         return problem.message
     return ""
-
-
-def _read(file: Path, workspace: Path) -> Manifest | None:
-    try:
-        return read_manifest(file, workspace) if is_file(file) else None
-    except MadliteError:
-        return None
 
 
 def builds_of(

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins, why_unavailable
-from madlite.errors import MadliteError, RuntimeProblem, UsageProblem
+from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import digest_of, exists
 from madlite.images.client import connected, explained
 from madlite.images.image import digest, inspect
@@ -51,7 +51,7 @@ from madlite.plan.submission import PlannedRun
 from madlite.platforms.docker.request import is_access_note, plan_file_notes
 from madlite.run.executor import secrets_for
 from madlite.run.instrumentation import versions
-from madlite.run.planning import placed
+from madlite.run.planning import check_mounts, placed
 from madlite.run.state import context_file
 from madlite.secrets import Redactor
 from madlite.store.folder import lock_name, locked_name, new_run_id
@@ -132,9 +132,6 @@ def local_digest(plan: RunPlan, environ: Mapping[str, str]) -> str:
     except RuntimeProblem:
         return ""
     return digest(found, image.ref) if found is not None else ""
-
-
-_SAME_CARD = ("root", "source", "extra")  # of a card, what does not affect its run, or is not stored
 
 
 def bind_plan(
@@ -327,31 +324,20 @@ def _check_here(plan: RunPlan, saved: SavedPlan, runtime: Runtime) -> None:
     image = plan.image
     if image is not None and image.dockerfile is not None and not image.prebuilt and not exists(image.dockerfile):
         raise UsageProblem(f"the plan's image is built from {image.dockerfile}, which is not here")
-    for mount in plan.mounts:
-        if not mount.create and not exists(Path(mount.source)):
-            where = _name(plan.machine)
-            raise UsageProblem(f"the plan mounts {mount.source} at {mount.target}: it is not on {where}")
+    check_mounts(plan, _name(plan.machine))
     problem = why_unavailable(runtime)
     if problem is not None:
         raise UsageProblem(f"the plan needs runtime '{runtime.name}': {problem.what}")
 
 
-def differences(
-    saved: SavedPlan, plan: RunPlan, options: Options, plugins: Plugins, current_card: Callable[[str], Any]
-) -> Iterator[str]:
-    """Yield what is otherwise here than where the plan was made; `current_card` finds a card by its name."""
+def differences(saved: SavedPlan, plan: RunPlan, options: Options, plugins: Plugins) -> Iterator[str]:
+    """Yield what is otherwise here than where the plan was made."""
     for what, before, here in _compared(saved, plan, options, plugins):
         if before and here and before != here:
             yield f"{what}: {before} when the plan was made, here {here}"
     for name, before in saved.inputs.items():
         if digest_of(plan.workspace / name) != before:
             yield f"{name} has changed since the plan was made: what is here runs"
-    card, here_card = saved.plan.card, None
-    with suppress(MadliteError):
-        here_card = current_card(card.name)
-    names = (name for name in card.__struct_fields__ if here_card is not None and name not in _SAME_CARD)
-    if changed := [name for name in names if getattr(here_card, name) != getattr(card, name)]:
-        yield f"card '{card.name}' has changed since the plan was made ({', '.join(changed)}): the plan stays as it is"
     if saved.context_left_out:
         yield f"not in the plan's context, for it is secret: {', '.join(saved.context_left_out)}"
 

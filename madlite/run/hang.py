@@ -10,12 +10,15 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path, PurePath
 from threading import Event
+
+import msgspec
+from msgspec.structs import replace
 
 from madlite.cancellation import in_thread
 from madlite.errors import MadliteError, RuntimeProblem
@@ -31,8 +34,8 @@ from madlite.store.folder import RunFolder
 # States and wait channels as proc(5) has them.
 
 _PROCESS = re.compile(
-    r"^pid (?P<pid>\d+) parent (?P<parent>\d+) rank (?P<rank>\S+) local_rank (?P<local_rank>\S+) state (?P<state>\S) "
-    r".*? wchan (?P<wchan>\S*) command (?P<command>.*)$",
+    r"^pid (?P<pid>\d+) parent (?P<parent>\d+) rank (-|(?P<rank>\S+)) local_rank (-|(?P<local_rank>\S+)) "
+    r"state (?P<state>\S) .*? wchan 0?(?P<wchan>\S*) command (?P<command>.*)$",
     re.MULTILINE,
 )
 
@@ -59,13 +62,8 @@ def read_processes(text: str, node: int = 0) -> tuple[ProcessInfo, ...]:
     lines = list(_PROCESS.finditer(text))
     ends = [*(line.start() for line in lines[1:]), len(text)]
     return tuple(
-        ProcessInfo(
-            pid=int(found["pid"]),
-            parent=int(found["parent"]),
-            state=found["state"],
-            wchan=found["wchan"].removeprefix("0"),
-            rank=found["rank"].removeprefix("-"),
-            local_rank=found["local_rank"].removeprefix("-"),
+        replace(
+            msgspec.convert(found.groupdict(""), ProcessInfo, strict=False),
             command=found["command"].strip(),
             text=text[found.end() : end].strip("\n"),
             node=node,
@@ -144,19 +142,6 @@ _LAUNCHERS = {"torchrun", "deepspeed", "accelerate", "accelerate-launch", "mpiru
 _LAUNCHER_MODULES = re.compile(r"torch\.distributed\.(run|launch)|(accelerate\.commands|deepspeed\.launcher)\.\w+")
 
 
-class CodePlace(Value, frozen=True):
-    """Where `ranks` stand: in the first of the frames, which the next one called."""
-
-    ranks: tuple[str, ...]
-    frames: tuple[Frame, ...]
-
-    @property
-    def waits(self) -> bool:
-        """Whether whoever stands here waits for another rank, or for its GPU."""
-        inner = self.frames[0]
-        return bool(_WAITS.search(inner.path) or _COLLECTIVE.match(inner.name))
-
-
 class RankPlaces(Value, frozen=True):
     """Where the ranks are in one line, and which of them stand apart; "" where that is not known.
 
@@ -177,18 +162,22 @@ def locate_ranks(dumps: Sequence[ProcessInfo]) -> RankPlaces:
         ((rank, frames),) = ranks.items()
         who = f"rank {rank}" if rank else ""
         return RankPlaces(text=f"{who} in {_call_chain(frames[:_SHOWN_FRAMES])}".lstrip(), outliers=who or "it")
-    places = sorted(_places(ranks), key=_order)
-    texts = [f"{_rank_text(place.ranks, len(ranks))} in {_call_chain(place.frames)}" for place in places[:MOST_PLACES]]
-    rest = sum(len(place.ranks) for place in places[MOST_PLACES:])
-    apart = len(places) > 1 and _order(places[0])[:2] < _order(places[1])[:2]
+    groups: dict[tuple[Frame, ...], list[str]] = {}
+    for rank, frames in ranks.items():
+        groups.setdefault(_shown(frames), []).append(rank)
+    places = sorted(groups.items(), key=_order)
+    texts = [f"{_rank_text(group, len(ranks))} in {_call_chain(frames)}" for frames, group in places[:MOST_PLACES]]
+    rest = sum(len(group) for _, group in places[MOST_PLACES:])
+    first = places[0][1] if len(places) > 1 and _order(places[0])[:2] < _order(places[1])[:2] else ()
     return RankPlaces(
         text="; ".join([*texts, *([f"{rest} more ranks elsewhere"] if rest else [])]),
-        outliers=_rank_text(places[0].ranks, len(ranks)) if apart else "",
-        node=_node_of(places[0].ranks, dumps) if apart else None,
+        outliers=_rank_text(first, len(ranks)) if first else "",
+        node=_node_of(first, dumps),
     )
 
 
 def _node_of(ranks: Sequence[str], dumps: Sequence[ProcessInfo]) -> int | None:
+    """Return the only node of ranks, where there are several."""
     nodes = {item.node for item in dumps if item.rank in ranks}
     return nodes.pop() if len(nodes) == 1 and len({item.node for item in dumps}) > 1 else None
 
@@ -224,14 +213,6 @@ def _of_ranks(dumps: Sequence[ProcessInfo]) -> dict[str, list[Frame]]:
     return dict(sorted(ranks.items(), key=lambda item: (len(item[0]), item[0])))
 
 
-def _places(ranks: Mapping[str, list[Frame]]) -> list[CodePlace]:
-    """Return the places, by what is shown of each rank."""
-    groups: dict[tuple[Frame, ...], list[str]] = {}
-    for rank, frames in ranks.items():
-        groups.setdefault(_shown(frames), []).append(rank)
-    return [CodePlace(ranks=tuple(group), frames=frames) for frames, group in groups.items()]
-
-
 def _shown(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     """Return the innermost frame, with what called it where it is one in which everybody waits."""
     count = 1
@@ -240,8 +221,11 @@ def _shown(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     return tuple(frames[:count])
 
 
-def _order(place: CodePlace) -> tuple[int, bool, int, str]:
-    return len(place.ranks), place.waits, len(place.ranks[0]), place.ranks[0]
+def _order(place: tuple[tuple[Frame, ...], Sequence[str]]) -> tuple[int, bool, int, str]:
+    """Return what places are ordered by: their ranks, and whether these wait for another, or for their GPUs."""
+    (inner, *_), ranks = place
+    waits = bool(_WAITS.search(inner.path) or _COLLECTIVE.match(inner.name))
+    return len(ranks), waits, len(ranks[0]), ranks[0]
 
 
 def _rank_text(ranks: Sequence[str], total: int) -> str:

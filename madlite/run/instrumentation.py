@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import logging
@@ -12,7 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, cast
@@ -23,7 +24,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.cancellation import in_thread
 from madlite.errors import MadliteError, RuntimeProblem
-from madlite.files import Folder, digest_of, read_plain
+from madlite.files import Folder, digest_of
 from madlite.machine.host import Host, ToolOutput, visible_gpus
 from madlite.machine.host_facts import host_facts, host_warnings
 from madlite.machine.processes import RUN_MARK, OwnProcesses
@@ -42,7 +43,6 @@ from madlite.measure.steps import slow_findings, with_slow
 from madlite.model import (
     Action,
     Chunk,
-    EnvValue,
     Exit,
     Gpu,
     GpuStart,
@@ -54,7 +54,6 @@ from madlite.model import (
     Result,
     RunPlan,
     Say,
-    Secret,
     Session,
     Settling,
     Telemetry,
@@ -63,9 +62,10 @@ from madlite.model import (
 )
 from madlite.model.protocols import GpuSession
 from madlite.plan.container import PYTHON
+from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
 from madlite.run import probe_inside
-from madlite.run.probe_inside import shortened
+from madlite.run.probe_inside import shortened, subfolders
 from madlite.secrets import MASK, is_secret
 
 if TYPE_CHECKING:
@@ -188,17 +188,14 @@ def make_provenance(
         versions=versions(plugins),
         script=script,
         script_sha256=digest,
-        files=python_files(planned.plan.workspace, started),
+        files=script_files(planned.plan.workspace, started),
         labels={name: _shown(name, text) for name, text in shown.items()},
         repositories=inside.repositories,
         packages=inside.packages,
         inside=inside.inside,
         host=_host_facts(planned.plan),
         gpu=gpu_facts(planned.plan.machine, planned.plan.place.gpu_ids, facts),
-        environment={
-            name: _shown(name, text)
-            for name, text in sorted((inside.environment or relevant(planned.plan.env)).items())
-        },
+        environment={name: _shown(name, text) for name, text in sorted(inside.environment.items())},
         notes=inside.notes,
     )
 
@@ -230,15 +227,6 @@ def gpu_facts(machine: Machine, gpu_ids: Iterable[int], driver_facts: Mapping[st
         **driver_facts,
     }
     return {name: text for name, text in values.items() if text}
-
-
-def relevant(env: Mapping[str, EnvValue]) -> dict[str, str]:
-    """Return the variables of a plan that can change a training's speed, for a run that was not probed."""
-    return {
-        name: MASK.decode() if isinstance(value, Secret) else value
-        for name, value in env.items()
-        if name in NAMES or name.startswith(PREFIXES)
-    }
 
 
 def _shown(name: str, text: str) -> str:
@@ -279,70 +267,25 @@ def _started_script(plan: RunPlan) -> list[str]:
 
 # The files of a training beside its script: what a run of the same card reads when they were edited.
 
-_MOST_FILES = 200
-_MOST_BYTES = 4 << 20  # of a script that is read for what it starts and imports
-_STARTED = re.compile(r"[\w./-]+\.(?:py|sh)\b")
-_MODULE = re.compile(r"(?<=-m )\s*[A-Za-z_][\w.]*")
+_MOST_FILES, _MOST_FOLDERS = 200, 1000
 
 
-def python_files(workspace: Path, scripts: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of user's scripts, what they start, and the Python files below their folders that they import.
+def script_files(workspace: Path, scripts: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of users' scripts and of the Python and shell files below their folders, the nearest first.
 
-    Names are relative to the workspace.  A shell script is searched for names of scripts and for `-m module`; imports
-    are read and never executed, so that one which is computed is not seen.
+    Names are relative to the workspace.  Hidden folders, links to folders and madlite's own are left out.
     """
     found: dict[str, str] = {}
     for script in scripts:
-        folder = (workspace / script).parent
-        left = [workspace / script]
-        while left and len(found) < _MOST_FILES:
-            path = left.pop()
-            name = os.path.relpath(path, workspace)
-            if name in found or name.startswith("..") or not (digest := digest_of(path)):
-                continue
-            found[name] = digest
-            left += (item for item in _named_in(path, folder, workspace) if item.is_relative_to(folder))
+        paths, folders = [workspace / script], [(workspace / script).parent]
+        for folder in folders:
+            paths += (path for suffix in ("py", "sh") for path in sorted(folder.glob(f"*.{suffix}")))
+            more = (path for path in subfolders(folder) if path.name != RUNS and not path.is_symlink())
+            folders += islice(more, _MOST_FOLDERS - len(folders))
+        for path in islice(dict.fromkeys(paths), _MOST_FILES):
+            if digest := digest_of(path):
+                found[os.path.relpath(path, workspace)] = digest
     return found
-
-
-def _named_in(path: Path, folder: Path, workspace: Path) -> Iterator[Path]:
-    """Yield where files may be that a script starts or imports."""
-    try:
-        data = read_plain(path, links=False, limit_bytes=_MOST_BYTES)
-    except OSError:
-        return
-    if path.suffix == ".py":
-        yield from _imported(data, path, folder)
-        return
-    text = data.decode(errors="replace")
-    for name in _STARTED.findall(text):
-        # behind a variable or a command it begins with a slash: "$(dirname "$0")/train.py"
-        yield from (base / os.path.normpath(name.lstrip("/")) for base in (folder, workspace))
-    for module in _MODULE.findall(text):
-        yield from _files_of(folder, module.strip())
-
-
-def _imported(data: bytes, path: Path, folder: Path) -> Iterator[Path]:
-    try:
-        tree = ast.parse(data)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for name in node.names:
-                yield from _files_of(folder, name.name)
-        elif isinstance(node, ast.ImportFrom):
-            base = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else folder
-            for name in node.names:
-                yield from _files_of(base, ".".join(filter(None, (node.module, name.name))))
-
-
-def _files_of(folder: Path, module: str) -> Iterator[Path]:
-    """Yield the files of a module and of the packages that it is in."""
-    parts = module.split(".")
-    for count in range(1, len(parts) + 1):
-        place = folder.joinpath(*parts[:count])
-        yield from (place / "__init__.py", place / "__main__.py", place.with_name(f"{place.name}.py"))
 
 
 # The instruments themselves.
@@ -377,15 +320,15 @@ class NodeSampler:
         place = plan.place
         several = 1 < place.spanned <= MOST_NODES and place.gpus_per_node > 0
         self._is_on = several and plan.telemetry_s > 0 and plan.traits.sees_processes
-        self._nodes: list[_Node] = []
+        self._samples: list[list[Sample]] = []  # of each node
         self._over = threading.Event()
 
     @contextmanager
     def sampling(self, session: Session) -> Iterator[None]:
         """Sample while the block runs, each node by a thread of its own: one that does not answer can be left."""
-        numbers = range(len(session.nodes)) if self._is_on else ()
-        self._nodes = [_Node(session, number, self._plan, self._over, self._now) for number in numbers]
-        threads = [in_thread(node.sample, "madlite-node-telemetry") for node in self._nodes]
+        self._samples = [[] for _ in (session.nodes if self._is_on else ())]
+        samplings = [partial(self._sample, session, *numbered) for numbered in enumerate(self._samples)]
+        threads = [in_thread(sample, "madlite-node-telemetry") for sample in samplings]
         try:
             yield
         finally:
@@ -394,7 +337,7 @@ class NodeSampler:
 
     def over(self, nodes: Sequence[NodeUse], window: Window | None) -> tuple[NodeUse, ...]:
         """Return the nodes with what their GPUs did over the steady window, else over the run."""
-        known = {node.number: list(node.samples) for node in self._nodes}
+        known = {number: list(samples) for number, samples in enumerate(self._samples)}
         return tuple(self._with_gpus(node, known.get(node.node, []), window) for node in nodes)
 
     def _with_gpus(self, node: NodeUse, samples: list[Sample], window: Window | None) -> NodeUse:
@@ -412,62 +355,46 @@ class NodeSampler:
             temperature_c=max((gpu.temperature_c for gpu in found.gpus if gpu.temperature_c is not None), default=None),
         )
 
-
-class _Node:
-    """One node's GPUs, by its vendor's tool."""
-
-    def __init__(
-        self, session: Session, number: int, plan: RunPlan, over: threading.Event, now: Callable[[], float]
-    ) -> None:
-        self.number, self.samples = number, list[Sample]()
-        self._session, self._over, self._now = session, over, now
-        self._interval_s = max(LEAST_INTERVAL_S, plan.telemetry_s)
-        self._planned = plan.place.gpu_ids
-        self._ids: tuple[int, ...] | None = None
-        self._named_by = cast("GpuSession", session) if plan.traits.names_gpus else None
-        self._most = 0  # GPUs that its tool has reported at a time
-        host = Host(limit_s=_LIMIT_S, call=self._call)
-        self._tool = TOOLS[plan.machine.vendor](host, _EVERY, over)
-
-    def sample(self) -> None:
-        """Take samples until the run is over, or the tool does not answer."""
+    def _sample(self, session: Session, node: int, samples: list[Sample]) -> None:
+        """Take samples of a node by its vendor's tool until the run is over, or the tool does not answer."""
+        host = Host(limit_s=_LIMIT_S, call=partial(self._call, session, node))
+        tool = TOOLS[self._plan.machine.vendor](host, _EVERY, self._over)
         wait_s = 0.0
         while not self._over.wait(wait_s):
             begun_s = time.monotonic()
             try:
-                readings = self._tool.read().readings
-                own = self._own(readings)
+                readings = tool.read().readings
+                own = self._own(readings, session, node)
             except Exception:  # noqa: BLE001 - the border to a plugin's runtime: asked again, as one that was disturbed
-                _LOG.debug("node %s: its GPUs could not be sampled", self.number, exc_info=True)
+                _LOG.debug("node %s: its GPUs could not be sampled", node, exc_info=True)
             else:
                 if not readings:
                     return
-                self.samples += [Sample(t_s=round(self._now(), 3), gpus=own)] if own else []
-            wait_s = max(self._interval_s, REST * (time.monotonic() - begun_s))
+                samples += [Sample(t_s=round(self._now(), 3), gpus=own)] if own else []
+            wait_s = max(LEAST_INTERVAL_S, self._plan.telemetry_s, REST * (time.monotonic() - begun_s))
 
-    def _own(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
+    def _own(self, readings: Sequence[Reading], session: Session, node: int) -> tuple[Reading, ...]:
         """Return the readings of the run's GPUs, by the plan's numbers; none where they may be another's.
 
         A tool that reports as many as the run has reports the run's, however it counts them: as in a container, or in
         a step that may open no others.
         """
-        self._most = max(self._most, len(readings))
-        if self._most > len(self._planned):
-            if self._ids is None and self._named_by is not None:
-                self._ids = self._named_by.gpu_ids(self.number)
-            readings = [reading for reading in readings if reading.index in (self._ids or ())]
-        if len(readings) != len(self._planned):
+        planned = self._plan.place.gpu_ids
+        if len(readings) > len(planned):
+            ids = cast("GpuSession", session).gpu_ids(node) if self._plan.traits.names_gpus else None
+            readings = [reading for reading in readings if reading.index in (ids or ())]
+        if len(readings) != len(planned):
             return ()
         ordered = sorted(readings, key=lambda reading: reading.index)
-        return tuple(replace(item, index=index) for item, index in zip(ordered, self._planned, strict=True))
+        return tuple(replace(item, index=index) for item, index in zip(ordered, planned, strict=True))
 
-    def _call(self, command: Sequence[str], limit_s: float) -> ToolOutput:
+    def _call(self, session: Session, node: int, command: Sequence[str], limit_s: float) -> ToolOutput:
         if self._over.is_set():
             return ToolOutput(problem="the run is over")
         try:
-            done = self._session.probe(command, self.number, limit_s)
+            done = session.probe(command, node, limit_s)
         except MadliteError as problem:
-            _LOG.debug("node %s: %s", self.number, problem.message)
+            _LOG.debug("node %s: %s", node, problem.message)
             return ToolOutput(problem=problem.message)
         text = done.stdout.decode("utf-8", "replace")
         return ToolOutput(text=text, problem="" if done.code == 0 else f"exit code {done.code}", hung=done.code is None)
@@ -498,15 +425,12 @@ class TelemetryRecorder:
         settle = self._settle
         if settle is None and not self._gpus:
             return
-        reader = StartReader(self._plan.machine.vendor, self._gpus, self._host)
-        try:
+        with closing(StartReader(self._plan.machine.vendor, self._gpus, self._host)) as reader:
             if settle is None:
                 self._start = reader.read()
                 return
             over = stop.cancellation.asked
             self._start, self._settling = settle.wait(reader.read, lambda: reader.interval_s, over, say)
-        finally:
-            reader.close()
         if over.is_set():  # nothing began
             return
         text = settling_text(self._settling) if self._settling is not None else settle.unknown()

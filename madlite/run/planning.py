@@ -368,7 +368,7 @@ def _startable(
 ) -> PlannedRun:
     plan = make_plan(run)
     if plan.traits.containerised and not plan.machine.pretended:
-        _check_mounts(plan)
+        check_mounts(plan, "this machine")
         plan = _with_note(plan, podman_note(inputs.options.environ))
     if plan.traits.containerised:
         plan = _with_readable_options(plan, inputs.runtimes[plan.runtime])
@@ -432,11 +432,15 @@ def _with_note(plan: RunPlan, note: str) -> RunPlan:
     return replace(plan, notes=(*plan.notes, note)) if note else plan
 
 
-def _check_mounts(plan: RunPlan) -> None:
-    """Refuse a mount of what is not there: docker would make an empty folder of it, and the run train on nothing."""
+def check_mounts(plan: RunPlan, machine: str) -> None:
+    """Refuse a mount of what is not there: docker would make an empty folder of it, and the run train on nothing.
+
+    Raises:
+        UsageProblem: one is not on this `machine`, as it is called, or has no place in a container.
+    """
     for mount in plan.mounts:
         if not mount.create and not exists(Path(mount.source)):
-            what = f"mount of {mount.source} at {mount.target}: it is not on this machine"
+            what = f"mount of {mount.source} at {mount.target}: it is not on {machine}"
             raise UsageProblem(what, keys=("docker_mounts",))
         if not mount.target.startswith("/"):
             what = f"mount of {mount.source}: {mount.target} is no absolute path in the container"
@@ -668,15 +672,10 @@ def check_start(planned: Sequence[PlannedRun], options: Options, *, pretended: b
         MadliteError: GPUs of the context are not here (unless all is `pretended`), or files are in the way.
     """
     if not pretended:
-        refuse_pretended([run for run in planned if run.plan.traits.local])
+        for machine in (run.plan.machine for run in planned if run.plan.traits.local):
+            if machine.pretended:  # a row must not name GPUs that are not here
+                what = f"the context describes {len(machine.gpus)} x {machine.device}, which are not here"
+                raise UsageProblem(what, "add --dry-run, or use explain")
     check_runs_folder(options.workspace)
     if options.rows:
         check_appendable(options.output, options.workspace)
-
-
-def refuse_pretended(planned: Sequence[PlannedRun]) -> None:
-    """Keep a row from naming GPUs that are not here."""
-    for run in planned:
-        if run.plan.machine.pretended:
-            what = f"{len(run.plan.machine.gpus)} x {run.plan.machine.device}"
-            raise UsageProblem(f"the context describes {what}, which are not here", "add --dry-run, or use explain")

@@ -161,12 +161,15 @@ class ResultWriter:
             self._attempted = True
             output = self._output(result)
             if self._options.result_file or self._recoverable or not self._options.rows:
-                problems.append(self._save_result(result, output, filter(None, problems), folder))
+                problems.append(problem := self._save_result(result, output, folder, problems))
+                if problem and not self._options.rows:
+                    self.saved = False
+                    self._screen.warn(f"{self._plan.id}: {problem}, so that it gets no row of its own (df -h .)")
             if self._options.rows and (rows := self._rows_of(output)) is not None:
                 self._note_entries(output.entries, folder)
                 if why := self._append_rows(rows, folder):
                     self.saved = False
-                    self._leave_uncollected(why, result, output, filter(None, problems), folder)
+                    self._leave_uncollected(why, result, output, problems, folder)
                 else:
                     self._write_side_files(output)
             problems.append(output.truncated)
@@ -182,28 +185,20 @@ class ResultWriter:
     def write_result(self, result: Result, steps: Steps, folder: RunFolder | None) -> str:
         """Write steps and result file alone; return the error message, "" if none."""
         problem = folder.stream(STEPS, step_lines(steps)) if folder is not None and len(steps) else ""
-        return problem or self._write_result_file(result, self._output(result), folder)
+        return problem or self._save_result(result, self._output(result), folder)
 
-    def _save_result(self, result: Result, output: RunOutput, problems: Iterable[str], folder: RunFolder | None) -> str:
-        """Write the result file; it is said where it is the only output and cannot be written."""
+    def _save_result(
+        self, result: Result, output: RunOutput, folder: RunFolder | None, problems: Iterable[str] = ()
+    ) -> str:
+        """Write the result file after where its rows go, once; return the error message, "" if none."""
         if self._has_result_file:
             return ""
-        findings = (*result.findings, *problems, *([output.truncated] if output.truncated else []))
-        problem = self._write_result_file(replace(result, findings=findings), output, folder)
-        if problem and not self._options.rows:
-            self.saved = False
-            self._screen.warn(f"{self._plan.id}: {problem}, so that it gets no row of its own (df -h .)")
-        return problem
-
-    def _write_result_file(self, result: Result, output: RunOutput, folder: RunFolder | None) -> str:
-        """Write the result file after where its rows go, and return the error message, "" if none."""
+        findings = (*result.findings, *filter(None, (*problems, output.truncated)))
         try:
             rows = self._rows_of(output)
-            record = self._make_record(result, replace(rows, path="") if rows is not None else None)
+            record = self._make_record(replace(result, findings=findings), replace(rows, path="") if rows else None)
             text = result_text(RunResult(record=record, entries=output.entries))
-            if folder is None:
-                return "the run has no folder"
-            problem = folder.write_result(text)
+            problem = "the run has no folder" if folder is None else folder.write_result(text)
         except Exception as bug:  # noqa: BLE001 - the verdict stands, and rows may still be written
             _log.debug("result file of %s", self._plan.id, exc_info=True)
             return f"internal error in {RESULT}: {type(bug).__name__}: {bug}"
@@ -231,7 +226,7 @@ class ResultWriter:
         self, why: str, result: Result, output: RunOutput, problems: Iterable[str], folder: RunFolder | None
     ) -> None:
         """Leave the result of a run whose rows its results file did not take to the next command, which collects it."""
-        problem = self._save_result(result, output, problems, folder)
+        problem = self._save_result(result, output, folder, problems)
         what = f"the result is saved in {RUNS}/{self._plan.id}, and the next madlite run adds the row"
         if problem:
             rows = RunRows(path=self._path(), cells=output.rows, at=now())
@@ -258,16 +253,13 @@ class ResultWriter:
     def _note_rows(self, rows: RunRows, folder: RunFolder | None) -> RunRows:
         """Record what is about to be appended; a full disk costs the entry, not the row."""
         self._rows = rows
-        if folder is not None and (problem := folder.note(RunEntry(at=rows.at, rows=rows))):
-            _log.debug("%s", problem)
+        _note(folder, RunEntry(at=rows.at, rows=rows))
         return rows
 
     def _note_entries(self, entries: Entries | None, folder: RunFolder | None) -> None:
         """Record what the side files get before the row is there; a result file has it already."""
-        if entries is None or not entries.ran or folder is None or self._has_result_file:
-            return
-        if problem := folder.note(RunEntry(at=now(), entries=entries_line(entries).decode())):
-            _log.debug("%s", problem)
+        if entries is not None and entries.ran and not self._has_result_file:
+            _note(folder, RunEntry(at=now(), entries=entries_line(entries).decode()))
 
     def _write_side_files(self, output: RunOutput) -> None:
         """Write the side files; an error is shown, and costs no row."""
@@ -298,3 +290,8 @@ class ResultWriter:
         if not problem:
             folder.end_journal()
         return problem
+
+
+def _note(folder: RunFolder | None, entry: RunEntry) -> None:
+    if folder is not None and (problem := folder.note(entry)):
+        _log.debug("%s", problem)

@@ -154,7 +154,7 @@ class RunState:
         self.data_s: float | None = None
         self.ran: Exit | None = None
         self._kind, self._began_s = "", 0.0
-        self._log_aside: LogMonitor | None = None
+        self._aside = self._monitor_aside()  # of the action that runs, of any but the model's own step
         self._output = b""
         self.is_complete = False  # the steps are enough: what the model's step prints while it is ended is not read
         self.adaptive: AdaptiveLength | None = None
@@ -166,13 +166,6 @@ class RunState:
         whole = self.monitor if self._kind == "run" else self._aside
         own = self._of_failed
         return own if own is not None and own.lines else whole
-
-    @property
-    def _aside(self) -> LogMonitor:
-        """The output of the action that runs, of any but the model's own step; most print nothing."""
-        if self._log_aside is None:
-            self._log_aside = LogMonitor((), self._rules, nodes=self._nodes)
-        return self._log_aside
 
     @property
     def failed_log(self) -> LogMonitor | None:
@@ -188,7 +181,7 @@ class RunState:
     def begin(self, kind: str, now_s: float) -> None:
         """Note that an action of this kind starts."""
         self._kind, self._began_s = kind, now_s
-        self._log_aside = None
+        self._aside = self._monitor_aside()
         self._of_failed = None
         self._output = b""
         self.ended = None
@@ -220,13 +213,15 @@ class RunState:
         if self._kind == "data":  # of several sets the last one is reported
             size = _SIZE.search(self._output)
             self.data_size, self.data_s = (size[1].decode() if size else ""), ended.duration_s
-        if self._log_aside is not None:
-            self._log_aside.finish()
+        self._aside.finish()
         if ended.failed_node is not None and self._nodes > 1:
             self._of_failed = LogMonitor((), self._rules)
             for data in of_node(ended.failed_node):
                 self._of_failed.feed(data)
             self._of_failed.finish()
+
+    def _monitor_aside(self) -> LogMonitor:
+        return LogMonitor((), self._rules, nodes=self._nodes)
 
     def result(self, plan: RunPlan, verdict: Verdict, started: str) -> Result:
         """Return the run's result."""

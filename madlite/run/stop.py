@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from concurrent.futures import wait
+from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Literal, TypeAlias, TypeVar
 
-from madlite.cancellation import Cancellation, Interrupted
+from madlite.cancellation import Cancellation, Interrupted, in_thread
 from madlite.errors import ExitCode
 from madlite.model import Cause, Chunk, Say, Session, Sink
 from madlite.model.results import StopReason
@@ -170,15 +169,14 @@ def _start(session: Session, grace_s: float) -> threading.Thread:
     return thread
 
 
-# INT, TERM and HUP for the time of a command: its main thread hears them while other threads work.
+# INT, TERM and HUP for the time of a command: its main thread passes them on while other threads work.
 #
-# A signal can arrive at any instruction of the main thread, so its handler takes no lock and starts nothing; the
-# system may hand it to any thread, which wakes no other one.  So the interpreter itself writes the signal's number to
-# a pipe (`signal.set_wakeup_fd`), which the main thread waits for.
+# A signal can arrive at any instruction of the main thread, so its handler takes no lock and starts nothing.  The
+# system may hand it to any thread, which wakes no other one: so the main thread looks again after a moment.
 
 _SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.HANGUP}
 _SIGNAL_TEXTS = {signal.SIGINT: "interrupted (Ctrl-C)", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
-_DONE = b"\0"  # no signal has this number
+_LOOK_S = 0.1  # between two looks at the signals that came
 Listener: TypeAlias = Callable[[StopReason], None]
 _T = TypeVar("_T")
 
@@ -192,12 +190,11 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None  # the first one
-        self._is_forwarded = False  # whether a signal was passed on: until then it is in the pipe
-        self._lock = threading.Lock()  # held while a signal is noted and listeners are read: each gets it once
+        self._numbers: SimpleQueue[int] = SimpleQueue()  # of the signals that were not passed on; a handler may put
+        self._is_forwarded = False  # whether a signal was passed on
+        self._lock = threading.Lock()  # held while listeners are read: each gets a signal once
         self._listeners: tuple[Listener, ...] = ()
         self._before: dict[int, object] = {}
-        self._read, self._write = -1, -1
-        self._woken_before: int | None = None  # what the interpreter wrote to before
 
     @property
     def exit_code(self) -> ExitCode | None:
@@ -217,23 +214,10 @@ class Signals:
         Raises:
             BaseException: what `work` raised.
         """
-        done: Future[_T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-                done.set_exception(error)
-            finally:
-                with suppress(BlockingIOError):  # a full pipe wakes it all the same
-                    os.write(self._write, _DONE)
-
-        self._forward(self._waiting())
-        thread = threading.Thread(target=copy_context().run, args=(run,), name="madlite-work", daemon=True)
-        thread.start()
-        while not done.done():
-            self._forward(self._next())
-        thread.join()  # it writes to the pipe last
+        self._forward()
+        done = in_thread(partial(copy_context().run, work), "madlite-work")
+        while not wait([done], _LOOK_S).done:
+            self._forward()
         return done.result()
 
     def watch_calls(self, work: Callable[[], _T]) -> _T:
@@ -265,44 +249,25 @@ class Signals:
                 self._listeners = tuple(item for item in self._listeners if item is not listener)
 
     def __enter__(self) -> Signals:
-        self._read, self._write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
-            self._woken_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if self._woken_before is not None:
-            signal.set_wakeup_fd(self._woken_before)
         for number, before in self._before.items():
             signal.signal(number, before)  # type: ignore[arg-type]
-        os.close(self._read)
-        os.close(self._write)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is None:
-            self.received = number
+        self.received = self.received or number
+        self._numbers.put(number)
 
-    def _next(self) -> bytes:
-        select.select([self._read], [], [])
-        return self._waiting()
-
-    def _waiting(self) -> bytes:
-        """Return what waits in the pipe, without waiting for more."""
-        with suppress(BlockingIOError):
-            return os.read(self._read, 64)
-        return b""
-
-    def _forward(self, numbers: bytes) -> None:
-        for number in numbers:
-            if number not in self._before:
-                continue
+    def _forward(self) -> None:
+        while not self._numbers.empty():
+            self._numbers.get()
             with self._lock:
-                self.received, self._is_forwarded = self.received or number, True
+                self._is_forwarded = True
                 listeners = self._listeners
             for listener in listeners:
                 listener(self.reason)

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
@@ -92,15 +92,6 @@ class StepRate:
 SHOWN = 3  # stalls that are named, the longest
 
 
-class Stall(Value, frozen=True):
-    """A step that took far longer than the others; `before` None where none came any more."""
-
-    for_s: float
-    before: int | None
-    after: int | None
-    step_s: float | None
-
-
 def seconds(duration_s: float) -> str:
     """Return a duration as people read it: `312 s`, `2.1 s`, `0.35 s`."""
     digits = 0 if duration_s >= 10 else 1 if duration_s >= 1 else 2
@@ -117,23 +108,6 @@ def silence_text(
     where = {"start": " before the first step" if trains else "", "end": f" after the last step, {step},"}
     after = "" if step is None else f" after step {step}"
     return f"no output for {seconds(silence_s)}{where.get(phase, f' in {phase}{after}')}".rstrip(",")
-
-
-def stall_findings(stalls: Sequence[Stall]) -> tuple[str, ...]:
-    """Return the longest stalls in their order, and how many there were where more are left out."""
-    longest = sorted(stalls, key=lambda stall: -stall.for_s)[:SHOWN]
-    texts = [_stall_text(stall) for stall in stalls if stall in longest]
-    if len(stalls) > len(texts):
-        whole_s = sum(stall.for_s for stall in stalls)
-        texts.append(f"stalled {len(stalls)} times, for {seconds(whole_s)} in all")
-    return tuple(texts)
-
-
-def _stall_text(stall: Stall) -> str:
-    took = "" if stall.step_s is None else f" (steps took {seconds(stall.step_s)})"
-    if stall.before is None:
-        return f"no step for {seconds(stall.for_s)} before the end, after step {stall.after}{took}"
-    return f"stalled for {seconds(stall.for_s)} before step {stall.before}{took}"
 
 
 STEPS = 20  # median steps that a silence may last, where that is longer than the limit
@@ -172,8 +146,8 @@ class StallDetector:
         self._now = now
         self._lock = threading.Lock()
         self._rate = StepRate()
-        self._stalls: list[Stall] = []
-        self._last_stall: Stall | None = None
+        self._stalls: list[tuple[float, str]] = []  # steps that took far longer than the others: how long, in words
+        self._last_stall: tuple[float, str] | None = None
         self._following = self._reading = False
         self._began_s = self._last_sign_s = self._chunk_s = self._next_note_s = 0.0
         self._first_s = 0.0  # that the first step took to come
@@ -255,9 +229,11 @@ class StallDetector:
             return self._note_silence(silence_s).text if self._following and self._is_slow(silence_s) else ""
 
     def findings(self, *, by_itself: bool) -> tuple[str, ...]:
-        """Return the stalls in words; with the last one where the action ended `by_itself`."""
-        tail = [self._last_stall] if self._last_stall and by_itself else []
-        return stall_findings([*self._stalls, *tail])
+        """Return the longest stalls in words, in their order; with the last one where the action ended `by_itself`."""
+        stalls = [*self._stalls, *([self._last_stall] if self._last_stall and by_itself else [])]
+        longest = sorted(stalls, reverse=True)[:SHOWN]
+        more = f"stalled {len(stalls)} times, for {seconds(sum(for_s for for_s, _ in stalls))} in all"
+        return (*(stall[1] for stall in stalls if stall in longest), *([more] if len(stalls) > len(longest) else []))
 
     def _note_step(self, step: Step) -> None:
         key = (step.phase, step.rank)
@@ -307,8 +283,13 @@ class StallDetector:
         usual_s = self._rate.report_s
         return max(SLOW_S, SLOW_TIMES * usual_s) if usual_s is not None and self._rate.known >= _FEWEST else None
 
-    def _stall(self, silence_s: float, before: int | None) -> Stall:
-        return Stall(for_s=silence_s, before=before, after=self._highest, step_s=self._rate.step_s)
+    def _stall(self, silence_s: float, before: int | None) -> tuple[float, str]:
+        """Return a stall and its words; no step came any more where it is `before` none."""
+        for_s, step_s = seconds(silence_s), self._rate.step_s
+        took = "" if step_s is None else f" (steps took {seconds(step_s)})"
+        if before is None:
+            return silence_s, f"no step for {for_s} before the end, after step {self._highest}{took}"
+        return silence_s, f"stalled for {for_s} before step {before}{took}"
 
     def _note_silence(self, silence_s: float, *, hung: bool = False) -> SilenceNote:
         text = silence_text(silence_s, self._phase, self._highest, self._rate.step_s, trains=self._trains, hung=hung)

@@ -618,14 +618,14 @@ def _open_locked(runs: Folder, name: str) -> int:
 
 
 @contextmanager
-def locked_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[None]:
+def locked_results(plan: RunPlan, wait: Callable[[], None]) -> Iterator[None]:
     """Lock the results file that the plan's script writes into the workspace; without one nothing is locked.
 
     Scripts write it to one place that all runs of a folder share, so runs with the same file name run one at a time.
 
     Raises:
         OSError: the workspace cannot be written to.
-        TimeoutError: `keep_waiting` returned False before the file was free.
+        BaseException: what `wait` raises, which is called while the file is another run's.
     """
     name = plan.result_rule.file.replace("/", "_")
     if plan.result_rule.kind != "multiple_results" or not name:
@@ -636,8 +636,7 @@ def locked_results(plan: RunPlan, keep_waiting: Callable[[], bool]) -> Iterator[
             with suppress(BlockingIOError):
                 lock = open_locked(runs, lock_name(name), _RETRY_S)
                 break
-            if not keep_waiting():
-                raise TimeoutError(f"another run of this folder still uses {name}")
+            wait()
         try:
             yield
         finally:

@@ -103,10 +103,7 @@ def test_what_is_otherwise_here_is_told_before_the_run_and_what_is_gone_refuses_
     capfd.readouterr()
     assert call(["run", "--plan", "plan.json"]) == 0
     said = capfd.readouterr().err
-    assert (
-        "card 'a' has changed since the plan was made (args)" in said
-        and "madlite: 0.0.9 when the plan was made, here " in said
-    )
+    assert "madlite: 0.0.9 when the plan was made, here " in said
     assert "scripts/a/run.sh has changed since the plan was made" in said
     assert perf_rows(checkout)[0]["args"] == "--n 1", "the plan stays as it is"
     (checkout / "scripts/a/run.sh").unlink()
@@ -252,7 +249,7 @@ def bound(saved, machine, workspace, runtimes=None, environ=MappingProxyType({})
     )
     plugins = load_plugins("", only_built_in=True)
     one = bind_plan(saved, "id-2", options, machine, plugins, builtin_runtimes({}) if runtimes is None else runtimes)
-    return one.plan, list(differences(saved, one.plan, options, plugins, lambda name: None))
+    return one.plan, list(differences(saved, one.plan, options, plugins))
 
 
 def of_machine(tmp_path, machine, **changes):

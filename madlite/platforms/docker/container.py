@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,22 @@ def stays_alive(client: Client, container: str, limit_s: float) -> bool:
     return False
 
 
-def kill(client: Client, container: str) -> None:
-    """Kill a container; one that is gone or has ended is fine."""
+@contextmanager
+def gone_is_fine() -> Iterator[None]:
+    """Let a container be gone or ended already, or its removal be under way."""
     import docker.errors
 
     try:
-        client.kill(container)
+        yield
     except docker.errors.APIError as error:
         if error.status_code not in (404, 409):
             raise
+
+
+def kill(client: Client, container: str) -> None:
+    """Kill a container; one that is gone or has ended is fine."""
+    with gone_is_fine():
+        client.kill(container)
 
 
 def last_output(client: Client, container: str) -> str:
@@ -179,28 +187,30 @@ own "$@" -cnewer 2> /dev/null || own "$@" -newer
 """
 
 
+def run_as_root(client: Client, container: str, command: Sequence[str]) -> tuple[int, str]:
+    """Run a short command in a container as its root; return its exit code, 0 where none is known, and its output."""
+    exec_id = client.exec_create(container, command, user="0")["Id"]
+    output = client.exec_start(exec_id).decode("utf-8", "replace").strip()
+    return int(client.exec_inspect(exec_id)["ExitCode"] or 0), output
+
+
 def restore_ownership(client: Client, container: Container) -> None:
     """Change the owner of files of the workspace and of caches that root made or changed since the start of the run.
 
     What cannot be changed is logged: it never decides how a run ended.
     """
+    import docker.errors
+
     if container.give_back is None or container.folder is None:
         return
     for place in filter(None, (container.inside, container.caches)):
-        _restore(client, container, place, container.give_back)
-
-
-def _restore(client: Client, container: Container, place: str, owner: tuple[int, int]) -> None:
-    import docker.errors
-
-    command = ownership_command(place, f"{container.folder_inside}/{STAMP}", owner)
-    try:
-        exec_id = client.exec_create(container.id, command, user="0")["Id"]
-        output = client.exec_start(exec_id).decode("utf-8", "replace").strip()
-        if client.exec_inspect(exec_id)["ExitCode"] != 0:
-            _LOG.warning("some files of the run may still belong to root: %s", output[-300:])
-    except docker.errors.APIError as error:
-        _LOG.warning("files of the run may still belong to root: %s", error_text(error))
+        command = ownership_command(place, f"{container.folder_inside}/{STAMP}", container.give_back)
+        try:
+            code, output = run_as_root(client, container.id, command)
+            if code != 0:
+                _LOG.warning("some files of the run may still belong to root: %s", output[-300:])
+        except docker.errors.APIError as error:
+            _LOG.warning("files of the run may still belong to root: %s", error_text(error))
 
 
 def ownership_command(place: str, stamp: str, owner: tuple[int, int]) -> list[str]:

@@ -24,7 +24,7 @@ from madlite.errors import UsageProblem
 from madlite.files import read_as_spelled, spells
 from madlite.images.client import proxy_environment
 from madlite.machine.processes import RUN_MARK
-from madlite.model import EnvValue, Image, Json, Mount, RunPlan, Secret
+from madlite.model import EnvValue, Image, Json, RunPlan, Secret
 from madlite.platforms.sessions import container_mounts
 from madlite.secrets import SHORTEST, Redactor, assigned, collect, guard, is_secret, mask_values, reveal
 from madlite.store.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
@@ -528,8 +528,9 @@ def _drop_what_has_no_effect(host: dict[str, Json]) -> None:
 
 
 def _host_config(plan: RunPlan) -> dict[str, Json]:
-    options = plan.engine_options
+    options, ids = plan.engine_options, ",".join(map(str, plan.place.gpu_ids))
     every = container_mounts(plan)
+    odd = [mount for mount in every if ":" in mount.source]  # a bind's text has no way to say it
     return {
         "NetworkMode": options.network,
         "IpcMode": options.ipc,
@@ -537,29 +538,17 @@ def _host_config(plan: RunPlan) -> dict[str, Json]:
         "SecurityOpt": list(options.security_opt),
         "GroupAdd": list(options.group_add),
         "Devices": [device(path) for path in plan.devices],
-        "DeviceRequests": _gpu_requests(plan),
-        "Binds": [_bind(mount) for mount in every if ":" not in mount.source],
-        "Mounts": [_mount(mount) for mount in every if ":" in mount.source],  # a bind's text has no way to say it
+        "DeviceRequests": [gpus(f'"device={ids}"')] if plan.machine.vendor == "NVIDIA" and ids else [],
+        "Binds": [f"{mount.source}:{mount.target}{':ro' * mount.read_only}" for mount in every if mount not in odd],
+        "Mounts": [
+            {"Type": "bind", "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only}
+            for mount in odd
+        ],
         "Ulimits": [ulimit(text) for text in options.ulimits],
         "CpusetCpus": options.cpuset,
         "CpusetMems": options.cpuset_mems,
         "Init": True,
     }
-
-
-def _gpu_requests(plan: RunPlan) -> list[Json]:
-    if plan.machine.vendor != "NVIDIA" or not plan.place.gpu_ids:
-        return []
-    ids = [str(gpu) for gpu in plan.place.gpu_ids]
-    return [{"Driver": "", "DeviceIDs": ids, "Capabilities": [["gpu"]]}]
-
-
-def _bind(mount: Mount) -> str:
-    return f"{mount.source}:{mount.target}" + (":ro" if mount.read_only else "")
-
-
-def _mount(mount: Mount) -> Json:
-    return {"Type": "bind", "Source": mount.source, "Target": mount.target, "ReadOnly": mount.read_only}
 
 
 def _labels(plan: RunPlan) -> dict[str, str]:

@@ -33,6 +33,7 @@ from madlite.platforms.docker.container import (
     STAMP,
     Container,
     Labelled,
+    gone_is_fine,
     labelled,
     last_output,
     outcome_of,
@@ -54,24 +55,8 @@ GIVE_UP_S = 10.0  # for one call to an engine that was too slow to wait for
 _NO_DEVICE = re.compile(r'(?:custom device|adding device|\bstat) "?(?P<device>/dev/[^":]+)"?')
 _NO_IMAGE = re.compile(r"no such image", re.IGNORECASE)
 _NAME_TAKEN = re.compile(r"\bname\b.*\bis already in use")
+_NO_GPUS = re.compile(r"could not select device driver", re.IGNORECASE)
 _TOOLKIT = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit"
-_REFUSALS = (  # what the engine reports, what that means, what helps
-    (
-        re.compile(r"could not select device driver", re.IGNORECASE),
-        "docker cannot give NVIDIA GPUs to a container",
-        f"install the NVIDIA container toolkit and restart docker: {_TOOLKIT}",
-    ),
-    (
-        re.compile(r"unknown or invalid runtime name|unknown runtime", re.IGNORECASE),
-        "the engine has no runtime of the name that the docker options ask for",
-        "docker info --format '{{json .Runtimes}}'   lists what it has",
-    ),
-    (
-        re.compile(r"container-init binary not found"),
-        "podman has no program that reaps processes in a container",
-        "install catatonit: sudo apt-get install catatonit",
-    ),
-)
 
 
 def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -> Container:
@@ -146,13 +131,8 @@ def remove_container(client: Client, container: str) -> None:
 
     Its own process only waits, and stopping it would kill what else is there as well.
     """
-    import docker.errors
-
-    try:
+    with gone_is_fine():
         client.remove_container(container, v=True, force=True)
-    except docker.errors.APIError as error:
-        if error.status_code not in (404, 409):  # gone, or its removal is under way
-            raise
 
 
 _OWN_PIDS = (None, "", "private")  # of a container with a process table of its own: as docker says it, and as podman
@@ -220,9 +200,9 @@ def _refused(message: str, plan: RunPlan) -> RuntimeProblem:
         return RuntimeProblem(what, hint, cause=Cause.PREPARE)
     if _NO_IMAGE.search(message):
         return RuntimeProblem(f"image {_image(plan)} is not on this machine", cause=Cause.IMAGE)
-    for pattern, what, hint in _REFUSALS:
-        if pattern.search(message):
-            return RuntimeProblem(f"{what}: {message}", hint, cause=Cause.PREPARE)
+    if _NO_GPUS.search(message):
+        what = f"docker cannot give NVIDIA GPUs to a container: {message}"
+        return RuntimeProblem(what, f"install its container toolkit, restart docker: {_TOOLKIT}", cause=Cause.PREPARE)
     return RuntimeProblem(f"docker did not start a container of {_image(plan)}: {message}", cause=Cause.PREPARE)
 
 

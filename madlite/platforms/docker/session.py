@@ -9,7 +9,10 @@ import posixpath
 import select
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -19,7 +22,7 @@ from madlite.errors import RuntimeProblem
 from madlite.images.client import ANSWER_LIMIT_S, API_LIMIT_S, Client, connected, error_text, explained
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.platforms.docker import container as containers
-from madlite.platforms.docker.container import Container, restore_ownership, start_failure, state_of
+from madlite.platforms.docker.container import Container, restore_ownership, run_as_root, start_failure, state_of
 from madlite.platforms.sessions import GatedSession
 from madlite.secrets import reveal
 
@@ -88,38 +91,25 @@ class Frames:
     def __init__(self, out: Callable[[bytes, int], None]) -> None:
         self._out = out
         self._partial = b""  # the start of a head
-        self._kind = 1
-        self._missing = 0  # bytes of the open frame that are still to come
+        self._kind, self._missing = 1, 0  # of the open frame, and how many of its bytes are still to come
 
     def feed(self, data: bytes) -> None:
         """Pass on everything that is complete; neighbouring frames of one stream in one piece."""
         data, at = self._partial + data, 0
-        pieces: list[bytes] = []
-        while at < len(data):
+        pieces: list[tuple[int, bytes]] = []
+        while at < len(data) and (self._missing or len(data) - at >= HEAD_BYTES):
             if not self._missing:
-                if len(data) - at < HEAD_BYTES:
-                    break
-                at = self._open(data, at, pieces)
+                self._kind = 1 if data[at] < STDERR else STDERR
+                self._missing = int.from_bytes(data[at + 4 : at + HEAD_BYTES], "big")
+                at += HEAD_BYTES
             piece = data[at : at + self._missing]
             self._missing -= len(piece)
             at += len(piece)
-            pieces.append(piece)
+            pieces.append((self._kind, piece))
         self._partial = data[at:]
-        self._pass_on(pieces)
-
-    def _open(self, data: bytes, at: int, pieces: list[bytes]) -> int:
-        kind = 1 if data[at] < STDERR else STDERR
-        if kind != self._kind:
-            self._pass_on(pieces)
-            self._kind = kind
-        self._missing = int.from_bytes(data[at + 4 : at + HEAD_BYTES], "big")
-        return at + HEAD_BYTES
-
-    def _pass_on(self, pieces: list[bytes]) -> None:
-        text = b"".join(pieces)
-        pieces.clear()
-        if text:
-            self._out(text, self._kind)
+        for kind, together in groupby(pieces, itemgetter(0)):
+            if text := b"".join(piece for _, piece in together):
+                self._out(text, kind)
 
 
 _POLL_S = 0.1
@@ -249,9 +239,7 @@ def send(client: Client, container: str, name: str, session: str = "") -> int:
     import docker.errors
 
     try:
-        exec_id = client.exec_create(container, ["/bin/sh", "-c", _SCRIPT, "sh", name, session], user="0")["Id"]
-        client.exec_start(exec_id)
-        code = int(client.exec_inspect(exec_id)["ExitCode"] or 0)  # null: not known yet, so something may have got it
+        code, _ = run_as_root(client, container, ["/bin/sh", "-c", _SCRIPT, "sh", name, session])
     except docker.errors.APIError as error:  # the container ended meanwhile
         _LOG.debug("no %s for %s: %s", name, container, error_text(error))
         return _NOTHING_LEFT
@@ -311,14 +299,12 @@ def _check_running(client: Client, container: str) -> None:
 
 def _read_until(until_s: float, running: Exec, source: ExecOutput, frames: Frames) -> int | None:
     """Read the output to its end and return the exit code; None at `until_s`."""
-    try:
+    with closing(source):
         while (left_s := until_s - time.monotonic()) > 0:
             data = source.read(min(_PROBE_POLL_S, left_s))
             if data is not None and not data:
                 return running.exit_code(LATE_S)
             frames.feed(data or b"")
-    finally:
-        source.close()
     return None
 
 
@@ -434,7 +420,7 @@ class DockerSession(GatedSession):
     def _pump(self, running: Exec, output: ExecOutput, frames: Frames) -> None:
         """Pass the output on to its end; the engine ends it 2 s after the process where a child holds it open."""
         quiet_s = 0.0
-        try:
+        with closing(output):
             while not self._gate.abandoned.is_set():
                 data = output.read(POLL_S)
                 if data:
@@ -442,8 +428,6 @@ class DockerSession(GatedSession):
                 elif data is not None or (quiet_s > INSPECT_AFTER_S and running.has_surely_ended()):
                     return
                 quiet_s = 0.0 if data or quiet_s > INSPECT_AFTER_S else quiet_s + POLL_S
-        finally:
-            output.close()
 
     def _exit_code(self, running: Exec, action: Action) -> int:
         code = None if self._gate.abandoned.is_set() else running.exit_code(self.return_limit_s)
