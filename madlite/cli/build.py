@@ -34,7 +34,7 @@ from madlite.cli.options import (
     section,
     vendor_option,
 )
-from madlite.cli.planning import planner
+from madlite.cli.planning import open_cluster, planner
 from madlite.cli.screens import PlainScreen, open_screen
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import check_writable, write_named
@@ -185,7 +185,6 @@ def _cluster_of_builds(plugins: Plugins, params: dict[str, Any]) -> Cluster:
         UsageProblem: there is none, or it does not see this folder.
         MadliteError: a tag selects no card.
     """
-    from madlite.cli.submit import open_cluster
     from madlite.jobs.file import check_shared
     from madlite.plan.cluster import Cluster
     from madlite.platforms.registry import find_allocation, translate

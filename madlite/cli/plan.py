@@ -12,7 +12,7 @@ import click
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.batch_options import MACHINE_OR_CLUSTER, check_together, cluster_plan_options
+from madlite.cli.batch_options import MACHINE_OR_CLUSTER, check_together, cluster_plan_options, named_cluster
 from madlite.cli.options import (
     TagsCommand,
     common_options,
@@ -22,7 +22,7 @@ from madlite.cli.options import (
     plan_options,
     section,
 )
-from madlite.cli.planning import check, check_option, local_secret_sources, planner
+from madlite.cli.planning import check, check_option, local_secret_sources, planner, translated
 from madlite.cli.terminal import echo, echo_lines, mask
 from madlite.errors import UsageProblem, one_hint
 from madlite.files import check_writable, is_file, is_folder, write_named
@@ -161,11 +161,14 @@ def explain(everything: bool, as_json: bool, **params: Any) -> int:
     madlite explain my_model --check && madlite run --tags my_model
     madlite explain my_model --cluster mi300 --nodes 4
     """
-    from madlite.cli.submit import planning_options
-
     check_together((MACHINE_OR_CLUSTER,))
     plugins = setup.load(params["no_plugins"])
-    options = planning_options(params)
+    if (to := translated(named_cluster(params), params)) is None:
+        options = setup.make_options(params)
+    else:
+        from madlite.cli.submit import planning_options
+
+        options = planning_options(to, params)
     planned = planner(plugins, options, params)(options)
     secrets = tuple(text for run in planned for text in secrets_for(run, options.environ))
     mask = Redactor(secrets).text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -36,7 +37,7 @@ from madlite.plan.manifest import Manifest, context_over, read_manifest
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.recipe_file import refuse_other_cards
 from madlite.plan.submission import PlannedRun
-from madlite.platforms.registry import direct_values
+from madlite.platforms.registry import SCHEDULERS, direct_values, translate
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
@@ -46,7 +47,8 @@ from madlite.store.folder import new_run_id
 
 if TYPE_CHECKING:
     from madlite.model.protocols import ManifestRuntime
-    from madlite.plan.cluster import KubernetesSettings
+    from madlite.plan.cluster import Cluster, KubernetesSettings
+    from madlite.plan.schedulers import Translation
 
 
 def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
@@ -69,6 +71,33 @@ def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
         setup.warn(f"--tags has no effect: {file} names the models")
 
     return read_manifest(file, options.workspace)
+
+
+def open_cluster(name: str) -> Cluster:
+    """Return a cluster of the cluster file: of the working folder, else of the user's configuration folder.
+
+    Raises:
+        UsageProblem: there is none of this name, or the file has a mistake.
+    """
+    from madlite.jobs.file import read_cluster
+
+    return read_cluster(name, [Path.cwd(), Path(click.get_app_dir("madlite"))], SCHEDULERS)
+
+
+def translated(name: str, params: dict[str, Any]) -> Translation | None:
+    """Return the cluster that the command line, or a context or manifest of madengine, sends its runs to.
+
+    None where they stay on this machine.
+
+    Raises:
+        UsageProblem: there is no such cluster, or the context does not describe one.
+    """
+    if params.get("plan_file") is not None or params.get("machine"):
+        return None
+    file = params.get("manifest_file")
+    deployment = dict(read_manifest(file, Path.cwd()).deployment) if file is not None and exists(file) else {}
+    base = open_cluster(name) if name else None
+    return translate(setup.context_of(params), deployment, base, dict(os.environ), params.get("nodes") or 0)
 
 
 def local_secret_sources(options: Options) -> dict[str, str]:

@@ -11,7 +11,7 @@ import click
 from madlite.cli import setup
 from madlite.cli.arguments import FILE, contract, contract_option, output_option
 from madlite.cli.main import Group
-from madlite.cli.options import complete_runs, folder_options, group, read_where, verbose_option
+from madlite.cli.options import complete_runs, folder_options, group, read_where, verbose_option, where_option
 from madlite.cli.terminal import echo
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import write_named
@@ -85,7 +85,7 @@ _source_options = group(
     click.option(
         "--baseline", "--against", "base", default="", metavar="SOURCE", help="Compare with: baseline, file, run."
     ),
-    click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this value: device=MI300X."),
+    where_option,
     click.option("--title", default="", metavar="TEXT", help="The heading.  [default: Benchmark results of DIR]"),
     folder_options,
 )

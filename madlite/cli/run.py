@@ -40,7 +40,7 @@ from madlite.cli.options import (
     section,
     spelled,
 )
-from madlite.cli.planning import check, check_option, plan_of_file, plan_points, preview
+from madlite.cli.planning import check, check_option, plan_of_file, plan_points, preview, translated
 from madlite.cli.screens import PlainScreen, open_screen
 from madlite.cli.terminal import echo_lines
 from madlite.errors import ExitCode, UsageProblem
@@ -105,9 +105,9 @@ def command(**params: Any) -> int:
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
     madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
-    from madlite.cli.submit import attach_last, run_on_clusters, translated
-
     if params["resume"] and params["cluster"] is not None:
+        from madlite.cli.submit import attach_last
+
         return attach_last(named_cluster(params), params)
     if (code := batches.resume_as_begun()) is not None:
         return code
@@ -118,6 +118,8 @@ def command(**params: Any) -> int:
     _make_settle(params)
     batches.check_recovery(params)
     if clusters:
+        from madlite.cli.submit import run_on_clusters
+
         return run_on_clusters(clusters, plugins, params)
     if params["plan_file"] is not None:
         _check_frozen()
