@@ -160,23 +160,6 @@ FAIL_ON_SUSPECT = click.option("--fail-on-suspect", is_flag=True, help="Exit wit
 CLEANUP = click.option("--cleanup-perf", is_flag=True, help="Remove perf_entry.* and perf_entry_super.* at the end.")
 
 
-# An argument that is a file's name, or identifies a run of the working folder.
-
-
-def run_of(name: str, directory: Path) -> Path | None:
-    """Return the folder of the run that a name stands for; None for a file, which comes first, or where none is.
-
-    Raises:
-        UsageProblem: several runs are meant.
-    """
-    from madlite.files import exists
-    from madlite.reports.runs import find_named, runs_folder
-
-    if not name or "/" in name or exists(Path(name)):
-        return None
-    return find_named(runs_folder(directory), name)
-
-
 # Contract mode: what scripts around version 1 or 2 of madengine expect to see, and which is off by default.
 #
 # Chosen by `--contract`, else by $MADLITE_CONTRACT, else by the name that the program was called by: `madengine`

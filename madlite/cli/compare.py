@@ -39,6 +39,7 @@ from madlite.reports.compare import (
 from madlite.reports.compare import as_json as json_of
 from madlite.reports.comparison import compare_published, compare_runs, compare_sides, relative_change
 from madlite.reports.index import RunIndex, open_index
+from madlite.reports.references import load_references
 from madlite.reports.runs import LAST, runs_folder
 from madlite.reports.selectors import (
     PUBLISHED,
@@ -194,8 +195,6 @@ def _sides(base: str, new: str | None, by: str, index: RunIndex, where: dict[str
 
 def compare_with_published(side: Side, index: RunIndex, settings: Settings, directory: Path) -> Report:
     """Return the comparison of published figures, of plugins and of the user's own files, with one side."""
-    from madlite.reports.references import load_references
-
     plugins = setup.load()
     setup.print_problems(plugins.problems)
     references = load_references(plugins, directory, os.environ)
@@ -334,18 +333,14 @@ class AgainstBaseline:
         return bool(found)
 
 
-@click.group("baseline", cls=Group, invoke_without_command=True)
-@click.pass_context
-def baseline(ctx: click.Context) -> None:
+@click.group("baseline", cls=Group)
+def baseline() -> None:
     """Name results that later ones are compared with.
 
     \b
     madlite baseline set v25.2 old/perf.csv
     madlite compare v25.2 perf.csv
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-        raise click.UsageError("no command of baseline is named", ctx)
 
 
 @baseline.command("set", short_help="Keep results under a name.")

@@ -330,6 +330,7 @@ def _madlite_error(error: MadliteError) -> int:
 def _usage_error(error: click.UsageError) -> int:
     command = error.ctx.command_path if error.ctx else "madlite"
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and error.ctx is not None:
+        click.echo(error.ctx.get_help())
         _print_error(f"no command of {error.ctx.info_name} is named", f"{command} --help")
         return int(ExitCode.USAGE)
     message = error.format_message()

@@ -27,11 +27,11 @@ from madlite.cli.arguments import (
     whole_number,
 )
 from madlite.errors import UsageProblem
+from madlite.model import Exported, ExportOptions, ExportRow
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from madlite.model import Exported, ExportOptions, ExportRow
     from madlite.plan.recipe_file import RecipeFile
 
 

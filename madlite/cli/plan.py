@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import click
 from msgspec.structs import replace
@@ -30,15 +30,12 @@ from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value
 from madlite.perfcsv.append import make_folder
 from madlite.plan.fields import targeted_rows
 from madlite.plan.plan_file import is_plan_file
+from madlite.plan.submission import PlannedRun
 from madlite.run.executor import secrets_for
 from madlite.run.from_plan import saved_text
 from madlite.run.planning import card_or_run, check_plans, in_one_line, run_checks
 from madlite.secrets import Redactor, masked_json
 from madlite.text import scalar_text
-
-if TYPE_CHECKING:
-    from madlite.plan.submission import PlannedRun
-
 
 _NAME = Path("plan.json")
 _FROZEN = "the refusal is part of the plan file: plan again where it no longer holds"

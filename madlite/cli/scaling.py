@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from madlite.backends.loader import Plugins
 from madlite.cli import setup
 from madlite.cli.arguments import TextType
 from madlite.cli.batch_options import (
@@ -34,12 +35,9 @@ from madlite.cli.run import StudyPlan, run_study, with_run_options
 from madlite.cli.studies import plan_with, preview_grid
 from madlite.cli.terminal import echo_lines
 from madlite.errors import UsageProblem
+from madlite.plan.context import Options
 from madlite.plan.submission import PlannedRun
 from madlite.study.scaling import GPUS, NODES, Axis, check_nodes, plan_points
-
-if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-    from madlite.plan.context import Options
 
 
 def _counts(text: str) -> list[int]:

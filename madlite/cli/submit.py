@@ -330,8 +330,8 @@ def _print_runs(prepared: Prepared) -> None:
 def _submit(shares: Sequence[_Share], plugins: Plugins, params: dict[str, Any]) -> int:
     options = shares[0].options
     against = against_baseline(params, options)
-    planned = (run for share in shares for run in (*(share.prepared.planned if share.prepared else ()), *share.blocked))
-    files = BatchFiles([*planned], options, params)
+    planned = [run for share in shares for run in (*(share.prepared.planned if share.prepared else ()), *share.blocked)]
+    files = BatchFiles(options, params)
     files.begin()
     outcome = _write_blocked([run for share in shares for run in share.blocked], options, plugins)
     screen = None
@@ -346,7 +346,7 @@ def _submit(shares: Sequence[_Share], plugins: Plugins, params: dict[str, Any]) 
         of_jobs = follower.outcome(code)  # what could not start comes before it
         results, left = (*outcome.results, *of_jobs.results), (*outcome.not_started, *of_jobs.not_started)
         outcome = replace(outcome, results=results, not_started=left, exit_code=of_jobs.exit_code)
-    for text in files.close(outcome, screen.study if screen is not None else None):
+    for text in files.close(planned, outcome, screen.study if screen is not None else None):
         setup.warn(text)
     if screen is not None:
         lines, version = screen.lines, options.contract
