@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from madlite.archive.import_ import Item, append_imported, import_runs
-from madlite.archive.pack import pack, why_not_packed
+from madlite.archive.pack import PackedRun, pack, why_not_packed
 from madlite.archive.prune import Prunable, Rules, find_prunable
+from madlite.backends.loader import Plugins
 from madlite.catalog.datasets import read_credentials
 from madlite.cli import setup
 from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option
@@ -27,9 +28,7 @@ from madlite.secrets import collect, is_secret
 from madlite.text import counted, size_text
 
 if TYPE_CHECKING:
-    from madlite.archive.pack import PackedRun
     from madlite.archive.verify import Verified
-    from madlite.backends.loader import Plugins
 
 
 _max_size = click.option(

@@ -7,12 +7,11 @@ import math
 import os
 import re
 import sys
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -33,89 +32,40 @@ _LOW_PRIORITY = (
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
-_Names: TypeAlias = Mapping[str, click.Parameter]
 
 
-def complete(
-    args: Sequence[str], params: Iterable[click.Parameter], ctx: click.Context, *, many: str = "", stop: bool = False
-) -> list[str]:
-    """Return the arguments with abbreviated long options in full, and the option `many` before each of its words.
-
-    With `stop` the first positional argument ends the expansion: what follows belongs to a sub-command.
+def in_full(command: click.Command, args: Sequence[str], ctx: click.Context) -> list[str]:
+    """Return the arguments with abbreviated long options in full; click says which words are options.
 
     Raises:
-        click.UsageError: an abbreviation stands for several options, or `many` is given no word.
+        click.UsageError: an abbreviation stands for several options.
     """
-    names = {name: param for param in params for name in (*param.opts, *param.secondary_opts)}
-    done: list[str] = []
-    left = deque(args)
-    while left:
-        word = left.popleft()
-        if word == "--" or (stop and not _is_option(word)):
-            return [*done, word, *left]
-        word = _expand(word, names, ctx)
-        done.append(word)
-        option, has_value = _option_of(word, names)
-        if option is None:
-            continue
-        if many in option.opts:
-            done += _repeat_option(many, left, ctx, has_first=has_value)
-        elif left and not has_value and not (isinstance(vars(option).get("flag_value"), str) and _is_option(left[0])):
-            done.append(left.popleft())
-    return done
+    words = list(args)
+    own = click.Context(command, parent=ctx.parent)  # which raises also where a shell completes the line
+    names = {name: param for param in command.get_params(own) for name in (*param.opts, *param.secondary_opts)}
+    while True:
+        try:
+            command.make_parser(own).parse_args([*words])
+        except click.NoSuchOption as error:
+            if (found := _full_name(error.option_name, names, ctx)) is None:
+                return words  # which click refuses
+            at = next(place for place, word in enumerate(words) if word.partition("=")[0] == error.option_name)
+            words[at] = found + words[at].removeprefix(error.option_name)
+        except click.UsageError:
+            return words
+        else:
+            return words
 
 
-def _is_option(word: str) -> bool:
-    return len(word) > 1 and word.startswith("-")
-
-
-def _expand(word: str, names: _Names, ctx: click.Context) -> str:
-    """Return the word with its option's whole name; an unknown name is left for click to refuse."""
-    if not word.startswith("--"):
-        return word
-    written, equals, value = word.partition("=")
-    if written in names:
-        return word
-    wanted = written.replace("_", "-")  # as the first MAD scripts and `report update-perf` spell them
-    found = [wanted] if wanted in names else _matching_options(wanted, names)
-    if len(found) > 1:
-        raise click.UsageError(f"option '{written}' could be {' or '.join(sorted(found))}", ctx)
-    return f"{found[0]}{equals}{value}" if found else word
-
-
-def _matching_options(start: str, names: _Names) -> list[str]:
-    """Return the options that begin with `start`, one for each value that an option can set."""
-    found = [name for name in names if name.startswith(start)]
-    found = [name for name in found if name not in _LOW_PRIORITY] or found
-    return list({(names[name].name, name in names[name].secondary_opts): name for name in reversed(found)}.values())
-
-
-def _option_of(word: str, names: _Names) -> tuple[click.Parameter | None, bool]:
-    """Return the option of this word that takes a value, None without one, and whether the value is in the word."""
-    if word.startswith("--"):
-        written, equals, _ = word.partition("=")
-        option = names.get(written)
-        return (option, bool(equals)) if option is not None and _takes_value(option) else (None, False)
-    letters = word[1:] if _is_option(word) else ""
-    for position, letter in enumerate(letters, 1):  # -lo FILE
-        option = names.get(f"-{letter}")
-        if option is None or _takes_value(option):
-            return option, position < len(letters)
-    return None, False
-
-
-def _takes_value(param: click.Parameter) -> bool:
-    return isinstance(param, click.Option) and not param.is_flag and not param.count
-
-
-def _repeat_option(name: str, left: deque[str], ctx: click.Context, *, has_first: bool) -> list[str]:
-    """Take the words up to the next option, and return them with the option before each that lacks it."""
-    words: list[str] = []
-    while left and not _is_option(left[0]):
-        words += [name, left.popleft()]
-    if not words and not has_first:
-        raise click.UsageError(f"no model is named after '{name}'", ctx)
-    return words if has_first else words[1:]
+def _full_name(written: str, names: Mapping[str, click.Parameter], ctx: click.Context) -> str | None:
+    """Return the option that a word abbreviates, as the first MAD scripts and `report update-perf` spell it, too."""
+    wanted = written.replace("_", "-")
+    found = [name for name in names if name.startswith(wanted)] if wanted.startswith("--") else []
+    found = [name for name in found if name == wanted or name not in _LOW_PRIORITY] or found
+    values = {(names[name].name, name in names[name].secondary_opts): name for name in reversed(found)}
+    if wanted in names or len(values) < 2:
+        return wanted if wanted in names else next(iter(values.values()), None)
+    raise click.UsageError(f"option '{written}' could be {' or '.join(sorted(values.values()))}", ctx)
 
 
 def without(phrases: Sequence[str], words: Sequence[str]) -> list[str] | None:
@@ -208,23 +158,6 @@ RESULTS = (
 SUMMARY = click.option("-s", "--summary-output", type=FILE, metavar="FILE", help="Also write the outcome as JSON.")
 FAIL_ON_SUSPECT = click.option("--fail-on-suspect", is_flag=True, help="Exit with 3 where a success is suspect.")
 CLEANUP = click.option("--cleanup-perf", is_flag=True, help="Remove perf_entry.* and perf_entry_super.* at the end.")
-
-
-# An argument that is a file's name, or identifies a run of the working folder.
-
-
-def run_of(name: str, directory: Path) -> Path | None:
-    """Return the folder of the run that a name stands for; None for a file, which comes first, or where none is.
-
-    Raises:
-        UsageProblem: several runs are meant.
-    """
-    from madlite.files import exists
-    from madlite.reports.runs import find_named, runs_folder
-
-    if not name or "/" in name or exists(Path(name)):
-        return None
-    return find_named(runs_folder(directory), name)
 
 
 # Contract mode: what scripts around version 1 or 2 of madengine expect to see, and which is off by default.

@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from madlite.backends.loader import Plugins
 from madlite.batch.attempts import has_micro_batch
 from madlite.batch.resume import Resumption, is_finished, resume
 from madlite.batch.runner import BatchRuns
@@ -25,22 +27,21 @@ from madlite.cli.terminal import echo, shell_line
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem
 from madlite.files import check_writable, exists, write_named
 from madlite.model import Json, Result, RunPlan, Status
+from madlite.plan.context import Options
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun, RetryPolicy
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import save_manifest
+from madlite.run.screen import RunOutcome
 from madlite.run.summary import count_rows, full_summary, remove_entries, run_summary, suspect_runs, write_summary
 from madlite.secrets import MASK
 from madlite.store.batches import BatchLog, LoggedBatch, last_batch, open_last, open_unfinished, reported_batches
 from madlite.text import counted
 
 if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
     from madlite.cli.compare import AgainstBaseline
     from madlite.cli.screens import PlainScreen
-    from madlite.plan.context import Options
-    from madlite.run.screen import RunOutcome
 
 
 def make_batch(
@@ -248,8 +249,8 @@ def resumed(
 class BatchFiles:
     """The files of one batch; that they can be written is checked before anything runs."""
 
-    def __init__(self, planned: Sequence[PlannedRun], options: Options, params: dict[str, Any]) -> None:
-        self._planned, self._options, self._given = planned, options, params
+    def __init__(self, options: Options, params: dict[str, Any]) -> None:
+        self._options, self._given = options, params
         manifest = params["manifest_file"]
         self.from_tags = params["plan_file"] is None and (manifest is None or not exists(manifest))
         self._summary = params["summary_output"]
@@ -261,7 +262,6 @@ class BatchFiles:
         if self._exclude_list is not None:
             check_writable(self._exclude_list)
         self._rows_before = 0
-        self._study: Json = None
         self.failed = False  # whether a requested file could not be written, or --fail-on-suspect applies
 
     def begin(self) -> None:
@@ -269,21 +269,24 @@ class BatchFiles:
         if self._summary is not None:
             self._rows_before = count_rows(self._options.output)
 
-    def close(self, outcome: RunOutcome, study: Json = None) -> tuple[str, ...]:
+    def close(self, planned: Sequence[PlannedRun], outcome: RunOutcome, study: Json = None) -> tuple[str, ...]:
         """Write the files and return what could not be written; every run has its row by now."""
         problems: list[str] = []
-        self._study = study
         if self.from_tags:
             file, context = self._options.workspace / self._given["manifest_output"], setup.context_of(self._given)
-            problems.append(save_manifest(file, self._planned, outcome.results, self._options, context))
+            problems.append(save_manifest(file, planned, outcome.results, self._options, context))
             self.failed |= bool(problems[0]) and self._given["manifest_output"] != MANIFEST
-        for write in (self._write_summary, self._write_exclude_list, self._clean_up):
+        for write in (
+            partial(self._write_summary, planned, outcome, study),
+            partial(self._write_exclude_list, study),
+            partial(remove_entries, self._options.workspace) if self._given["cleanup_perf"] else tuple,
+        ):
             try:
-                write(outcome)
+                write()
             except RuntimeProblem as problem:
                 problems.append(problem.message)
                 self.failed = True
-        if self._given["fail_on_suspect"] and (names := suspect_runs(self._planned, outcome)):
+        if self._given["fail_on_suspect"] and (names := suspect_runs(planned, outcome)):
             problems.append(f"suspect: {', '.join(names)} (--fail-on-suspect: exit code 3)")
             self.failed = True
         return tuple(filter(None, problems))
@@ -297,28 +300,22 @@ class BatchFiles:
         only_builds = outcome.exit_code in (ExitCode.OK, ExitCode.BUILD_FAILED)
         return int(ExitCode.RUN_FAILED if self.failed and only_builds else outcome.exit_code)
 
-    def _write_exclude_list(self, outcome: RunOutcome) -> None:
+    def _write_exclude_list(self, study: Json) -> None:
         """Write the nodes that the study leaves out as a file that sbatch's --exclude takes."""
-        if self._exclude_list is not None and isinstance(self._study, dict):
-            found = self._study["leave_out"]
-            lines = (f"{node}  # {why}\n" for node, why in found.items())
+        if self._exclude_list is not None and isinstance(study, dict):
+            lines = (f"{node}  # {why}\n" for node, why in study["leave_out"].items())
             write_named(self._exclude_list, "".join(lines))
 
-    def _write_summary(self, outcome: RunOutcome) -> None:
+    def _write_summary(self, planned: Sequence[PlannedRun], outcome: RunOutcome, study: Json) -> None:
         if self._summary is None:
             return
-
         rows = count_rows(self._options.output) - self._rows_before if self._options.rows else 0
-        facts = (self._planned, outcome, self._rows_before, rows)
+        facts = (planned, outcome, self._rows_before, rows)
         summary = full_summary(*facts, self._given["fail_on_suspect"]) if self.from_tags else run_summary(*facts)
-        if self._study is not None:
-            summary = {**summary, "study": self._study}
-        secrets = [text for run in self._planned for text in secrets_for(run, self._options.environ)]
+        if study is not None:
+            summary = {**summary, "study": study}
+        secrets = [text for run in planned for text in secrets_for(run, self._options.environ)]
         write_summary(self._summary, summary, secrets)
-
-    def _clean_up(self, outcome: RunOutcome) -> None:
-        if self._given["cleanup_perf"]:
-            remove_entries(self._options.workspace)
 
 
 def print_totals(

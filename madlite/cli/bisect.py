@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from msgspec.structs import replace
 
+from madlite.backends.loader import Plugins
 from madlite.cli import setup
 from madlite.cli.arguments import FILE, whole_number
-from madlite.cli.batch_options import check_together, no_cluster, resume_study_option, retry_options, settle_options
-from madlite.cli.batches import resume_as_begun
+from madlite.cli.batch_options import no_cluster, resume_study_option, retry_options, settle_options
 from madlite.cli.options import (
     TagsCommand,
     closing_options,
@@ -24,22 +24,19 @@ from madlite.cli.options import (
     study_options,
 )
 from madlite.cli.planning import planner, preview
-from madlite.cli.run import StudyPlan, run_study, with_run_options
+from madlite.cli.run import StudyPlan, run_search
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.files import is_folder
+from madlite.plan.context import Options
 from madlite.plan.recipe_file import read_recipe_file
+from madlite.plan.submission import PlannedRun
 from madlite.reports.compare import read_gates
 from madlite.run.planning import blocked_by, run_checks
 from madlite.study.bisect import FEWEST, Judge
 from madlite.study.bisect_runs import KIND, SHAPE, BisectItem, BisectStudy, from_good_to_bad, read_items
 from madlite.study.commits import Commit, at_commit, git_here, git_inside, list_commits
 from madlite.study.engine import Search, only_run, plan_key
-
-if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-    from madlite.plan.context import Options
-    from madlite.plan.submission import PlannedRun
 
 
 @click.command("bisect", cls=TagsCommand)
@@ -87,14 +84,11 @@ def command(**params: Any) -> int:
     madlite bisect my_model --between a.toml,b.toml,c.toml
     madlite bisect my_model --repository /workspace/torchtitan --good v0.2.0 --bad main
     """
-    if (code := resume_as_begun()) is not None:
-        return code
-    params = with_run_options(params)
-    _refuse(params)
-    return run_study(setup.load(params["no_plugins"]), params, partial(_plan, params))
+    return run_search(params, _plan)
 
 
 def _plan(params: dict[str, Any], plugins: Plugins, options: Options) -> StudyPlan:
+    _check_list(params)
     judge = _judge(params)
     items = _checked(_items(plugins, options, params, not params["dry_run"]), plugins, options)
     make = partial(BisectStudy, items=items, judge=judge, metric=params["metric"])
@@ -102,8 +96,7 @@ def _plan(params: dict[str, Any], plugins: Plugins, options: Options) -> StudyPl
     return StudyPlan([items[0].planned], partial(_preview, items, options), search)
 
 
-def _refuse(params: dict[str, Any]) -> None:
-    check_together()
+def _check_list(params: dict[str, Any]) -> None:
     if bool(params["between"]) == bool(params["repository"]):
         what = (
             "--between beside --repository: one list at a time" if params["between"] else "there is no list to bisect"

@@ -8,12 +8,15 @@ import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryFile
+from typing import Any
 
 import click
 import msgspec
 from msgspec.structs import replace
 
+from madlite import process
+from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted
 from madlite.catalog.datasets import read_credentials
 from madlite.cli import setup
@@ -34,26 +37,23 @@ from madlite.cli.options import (
     section,
     vendor_option,
 )
-from madlite.cli.planning import planner
+from madlite.cli.planning import open_cluster, planner
 from madlite.cli.screens import PlainScreen, open_screen
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import check_writable, write_named
 from madlite.images.image import IMAGES_VARIABLE
+from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.images import find_target, read_batch
 from madlite.plan.manifest import manifest_text, summary
 from madlite.platforms.docker.request import image_access
+from madlite.platforms.registry import find_allocation, step_on_node, translate
 from madlite.run.build import BuildInputs, BuildJob, Built, Names, build_all, plan_builds, secrets_of_jobs
 from madlite.run.executor import secrets_for
 from madlite.run.prepare import PrepareOptions, Requirement, Resolution, prepare_all, resolve
 from madlite.run.stop import Signals
 from madlite.secrets import Redactor, masked_json
 from madlite.text import align, printable, size_text
-
-if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-    from madlite.plan.cluster import Cluster
-
 
 _FILE = click.Path(path_type=Path)
 _EXCLUDE = (  # as in madengine 2
@@ -141,11 +141,7 @@ def _on_compute(plugins: Plugins, params: dict[str, Any]) -> int:
     Raises:
         UsageProblem: nothing says where the node's images go.
     """
-    from tempfile import TemporaryFile
-
-    from madlite import process
     from madlite.jobs.submit import exports
-    from madlite.platforms.registry import step_on_node
 
     cluster = _cluster_of_builds(plugins, params)
     folder = cluster.image_folder or _image_folder(params)
@@ -185,10 +181,7 @@ def _cluster_of_builds(plugins: Plugins, params: dict[str, Any]) -> Cluster:
         UsageProblem: there is none, or it does not see this folder.
         MadliteError: a tag selects no card.
     """
-    from madlite.cli.submit import open_cluster
     from madlite.jobs.file import check_shared
-    from madlite.plan.cluster import Cluster
-    from madlite.platforms.registry import find_allocation, translate
 
     tags = [entry.model_name for entry in params["batch"]] or params["tags"]
     setup.copy_model_dir(plugins, tags, params["cards_from"])
@@ -270,13 +263,12 @@ def _jobs(plugins: Plugins, params: dict[str, Any], inputs: BuildInputs) -> list
 
     names: Names = {}
     workspace, trees = inputs.options.workspace, params["cards_from"]
-    if params["batch_manifest"] is None:
-        requests = setup.select_requests(plugins, params["tags"], workspace, trees)
-        return [job for request in requests for job in plan_builds(request, inputs, None, names)]
     return [
         job
-        for entry in params["batch"]
-        for request in setup.select_requests(plugins, (entry.model_name,), workspace, trees)
+        for entry in params["batch"] or (None,)
+        for request in setup.select_requests(
+            plugins, params["tags"] if entry is None else (entry.model_name,), workspace, trees
+        )
         for job in plan_builds(request, inputs, entry, names)
     ]
 

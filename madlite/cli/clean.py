@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import replace
@@ -17,12 +16,10 @@ from madlite.cli.setup import load, warn
 from madlite.cli.terminal import echo
 from madlite.errors import ExitCode
 from madlite.jobs.submission import folders_of_jobs
+from madlite.model import Runtime
 from madlite.perfcsv.side_files import write_waiting
 from madlite.platforms.registry import outliving_runtimes
 from madlite.store.special_files import special_files
-
-if TYPE_CHECKING:
-    from madlite.model import Runtime
 
 _DONE = {"run": "marked as ended, its folder stays:"}
 _MOST_SPECIAL = 20

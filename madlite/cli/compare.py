@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -14,8 +13,8 @@ import click
 from madlite.cli import setup
 from madlite.cli.arguments import EFFECT, PERCENT, FiniteRange
 from madlite.cli.main import Group
-from madlite.cli.options import Command, complete_runs, folder_options, group, read_where, where_option
-from madlite.cli.terminal import echo, has_colour, one_line, without_secrets
+from madlite.cli.options import Command, complete_runs, folder_options, read_where, where_option
+from madlite.cli.terminal import echo, echo_status, without_secrets
 from madlite.errors import ExitCode, UsageProblem, did_you_mean, one_hint
 from madlite.files import write_named
 from madlite.model import to_json
@@ -40,6 +39,7 @@ from madlite.reports.compare import (
 from madlite.reports.compare import as_json as json_of
 from madlite.reports.comparison import compare_published, compare_runs, compare_sides, relative_change
 from madlite.reports.index import RunIndex, open_index
+from madlite.reports.references import load_references
 from madlite.reports.runs import LAST, runs_folder
 from madlite.reports.selectors import (
     PUBLISHED,
@@ -60,43 +60,6 @@ if TYPE_CHECKING:
 
 
 _MOST_TRIPS = 10
-_COLOURS = {"regression": "red", "improvement": "green", "suspicious": "yellow"}
-
-
-compare_options = group(
-    EFFECT,
-    click.option(
-        "--noise",
-        type=PERCENT,
-        metavar="PERCENT",
-        help="Variation between sittings, or of runs in turns, std ÷ mean.  [default: from earlier runs, else these]",
-    ),
-    click.option(
-        "--alpha",
-        type=FiniteRange(0, 0.5, min_open=True),
-        default=0.05,
-        show_default=True,
-        metavar="P",
-        help="A change is significant below this p.",
-    ),
-    click.option(
-        "--better",
-        multiple=True,
-        metavar="METRIC=higher|lower",
-        help="Which values of a metric are better, where its name does not tell.",
-    ),
-    click.option(
-        "--fail-on",
-        multiple=True,
-        metavar="GATE",
-        help="Exit with 5 on 'regression>3%', 'improvement>5%', suspicious, missing or failure.",
-    ),
-    click.option("--require-data", is_flag=True, help="Exit with 5 where a series has too few runs, or is missing."),
-    click.option(
-        "--allow-undecided", is_flag=True, help="Too few runs to decide are no reason for --fail-on to exit with 5."
-    ),
-)
-"""Add the options that decide what a change is and which of them fail the command."""
 
 
 @click.command("compare", cls=Command)
@@ -105,7 +68,37 @@ compare_options = group(
 @where_option
 @click.option("--by", default="", metavar="COLUMN", help="Compare two values of a column of one file.")
 @click.option("--across", default="", metavar="KEY[,KEY]", help="Compare series that differ in these, as micro_batch.")
-@compare_options
+@EFFECT
+@click.option(
+    "--noise",
+    type=PERCENT,
+    metavar="PERCENT",
+    help="Variation between sittings, or of runs in turns, std ÷ mean.  [default: from earlier runs, else these]",
+)
+@click.option(
+    "--alpha",
+    type=FiniteRange(0, 0.5, min_open=True),
+    default=0.05,
+    show_default=True,
+    metavar="P",
+    help="A change is significant below this p.",
+)
+@click.option(
+    "--better",
+    multiple=True,
+    metavar="METRIC=higher|lower",
+    help="Which values of a metric are better, where its name does not tell.",
+)
+@click.option(
+    "--fail-on",
+    multiple=True,
+    metavar="GATE",
+    help="Exit with 5 on 'regression>3%', 'improvement>5%', suspicious, missing or failure.",
+)
+@click.option("--require-data", is_flag=True, help="Exit with 5 where a series has too few runs, or is missing.")
+@click.option(
+    "--allow-undecided", is_flag=True, help="Too few runs to decide are no reason for --fail-on to exit with 5."
+)
 @click.option("--top", type=click.IntRange(min=0), default=40, show_default=True, metavar="N", help="Rows; 0 all.")
 @click.option("--json", "as_json", is_flag=True, help="Print an object.")
 @click.option("--markdown", is_flag=True, help="Print Markdown for a pull request.")
@@ -202,8 +195,6 @@ def _sides(base: str, new: str | None, by: str, index: RunIndex, where: dict[str
 
 def compare_with_published(side: Side, index: RunIndex, settings: Settings, directory: Path) -> Report:
     """Return the comparison of published figures, of plugins and of the user's own files, with one side."""
-    from madlite.reports.references import load_references
-
     plugins = setup.load()
     setup.print_problems(plugins.problems)
     references = load_references(plugins, directory, os.environ)
@@ -227,17 +218,17 @@ def _columns(file: str, values: str | None, by: str, where: dict[str, str]) -> t
 def show(report: Report, found: Sequence[Trip], most: int) -> None:
     """Print a comparison: the table, what differs, notes, and which gates tripped."""
     shown = report.comparisons[:most] if most else report.comparisons
-    common = series_name(_shared(shown)) if len(shown) > 1 else ""  # the dimensions that all rows share
-    echo(f"{report.base} → {report.new}   {common}".rstrip())
+    shared = _shared(shown) if len(shown) > 1 else {}  # the dimensions that all rows share
+    echo(f"{report.base} → {report.new}   {series_name(shared) if shared else ''}".rstrip())
     if shown:
-        _table(shown)
+        _table(shown, shared)
     echo(
         summary(report)
         + (f"; --top 0 shows the other {left}" if (left := len(report.comparisons) - len(shown)) else "")
     )
     echo(*_differences(shown), *(f"note: {note}" for note in closing_notes(report)))
     for trip in found[:_MOST_TRIPS]:
-        _echo_coloured(f"failed {trip.gate}: {trip.series}: {trip.reason}", "failed", "red")
+        echo_status(f"failed {trip.gate}: {trip.series}: {trip.reason}")
     if len(found) > _MOST_TRIPS:
         echo(f"failed for {len(found) - _MOST_TRIPS} series more: --json")
 
@@ -249,17 +240,12 @@ def _shared(shown: Sequence[Comparison]) -> dict[str, str]:
     }
 
 
-def _table(shown: Sequence[Comparison]) -> None:
-
-    shared = {*_shared(shown)} if len(shown) > 1 else set()
+def _table(shown: Sequence[Comparison], shared: Mapping[str, str]) -> None:
     rows: list[tuple[str, ...]] = [("SERIES", "BASE", "NEW", "CHANGE", "INTERVAL", "RUNS", "VERDICT")]
     own = ({name: text for name, text in comparison.pair.known.items() if name not in shared} for comparison in shown)
     cells = zip(shown, series_names(list(own)), strict=True)
     rows += [tuple(map(printable, _cells(comparison, name))) for comparison, name in cells]
-    head, *lines = align(rows)
-    echo(head)
-    for line, comparison in zip(lines, shown, strict=True):
-        _echo_coloured(line, comparison.verdict.value, _COLOURS.get(comparison.verdict.value, ""))
+    echo_status(*align(rows))
 
 
 def _cells(comparison: Comparison, name: str) -> Iterator[str]:
@@ -273,15 +259,6 @@ def _cells(comparison: Comparison, name: str) -> Iterator[str]:
     yield f"{len(base.values)}/{len(new.values)}"
     p = f" ({p_text(comparison.p)})" if comparison.p is not None else ""
     yield comparison.verdict.value + p + (f": {comparison.reason}" if comparison.reason else "")
-
-
-def _echo_coloured(line: str, word: str, colour: str) -> None:
-
-    text = one_line(without_secrets(line))
-    before, found, after = text.rpartition(word) if word != "failed" else text.partition(word)
-    click.echo(
-        f"{before}{click.style(found, fg=colour)}{after}" if colour and has_colour(sys.stdout.isatty()) else text
-    )
 
 
 def _differences(shown: Sequence[Comparison]) -> Iterator[str]:
@@ -329,11 +306,7 @@ class AgainstBaseline:
         self._runs = runs_folder(workspace)
         with open_index(self._runs) as index:
             self._side = read_side(name, index, {})
-
-    @property
-    def cell(self) -> RelativeChange:
-        """What fills the column `relative_change`."""
-        return partial(relative_change, self._side)
+        self.cell: RelativeChange = partial(relative_change, self._side)  # fills the column `relative_change`
 
     def warning(self, runs: int) -> str:
         """Return that so many runs of each series cannot decide a gate, and how many can; "" where they can."""
@@ -360,18 +333,14 @@ class AgainstBaseline:
         return bool(found)
 
 
-@click.group("baseline", cls=Group, invoke_without_command=True)
-@click.pass_context
-def baseline(ctx: click.Context) -> None:
+@click.group("baseline", cls=Group)
+def baseline() -> None:
     """Name results that later ones are compared with.
 
     \b
     madlite baseline set v25.2 old/perf.csv
     madlite compare v25.2 perf.csv
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-        raise click.UsageError("no command of baseline is named", ctx)
 
 
 @baseline.command("set", short_help="Keep results under a name.")

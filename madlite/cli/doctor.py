@@ -13,6 +13,7 @@ import click
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from madlite.backends.loader import Plugins
 from madlite.cli import setup
 from madlite.cli.batch_options import check_together
 from madlite.cli.options import Command, common_options, selecting_option
@@ -21,7 +22,6 @@ from madlite.errors import ExitCode, MadliteError
 from madlite.text import shortened
 
 if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
     from madlite.doctor.check import Outcome, Purpose, Target
 
 _WIDTH = 120  # in a pipe or a file

@@ -10,7 +10,7 @@ import click
 
 from madlite.backends.loader import SWITCH, load_plugins
 from madlite.cli import setup
-from madlite.cli.arguments import complete, without
+from madlite.cli.arguments import without
 from madlite.cli.options import (
     Command,
     ExportCommand,
@@ -38,13 +38,10 @@ class _Export(Command):
     ) -> click.Context:
         """Make the context of the command that these words are for."""
         if any(word.startswith("--to") for word in args):
-            switches = [param for param in self.params if param.name == "no_plugins"]
-            words = complete(args, switches, click.Context(self))
-            no_plugins = "--no-plugins" in words
-            found = load_plugins(os.environ.get(SWITCH, ""), only_built_in=no_plugins).exporters()
+            words = [word for word in args if not ("--no-plugins".startswith(word) and len(word) > len("--n"))]
+            found = load_plugins(os.environ.get(SWITCH, ""), only_built_in=len(words) < len(args)).exporters()
             for name, (exporter, _) in found.items():
                 if isinstance(exporter, ExportCommand) and (left := without([f"--to {name}"], words)) is not None:
-                    left = [word for word in left if word != "--no-plugins"]
                     return exporter.make_context(f"{info_name} --to {name}", left, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 

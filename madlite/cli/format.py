@@ -21,6 +21,8 @@ from madlite.model import (
 from madlite.model.results import Attempt
 from madlite.text import change, counted, figure, percent, status_text
 
+_BUILT_IN = frozenset(("", *(quantity.unit for quantity in QUANTITIES.values())))  # units
+
 # Runs on the screen: one line each, with the reason of a failure.
 
 
@@ -122,9 +124,8 @@ def outcome_text(result: Result | None) -> str:
 
 def _unit(metric: Metric) -> str:
     """Return the unit of a plugin's own metric; those of the built-in ones are in their names."""
-    built_in = {quantity.unit for quantity in QUANTITIES.values()}
     is_in_name = metric.unit.replace("/", "_per_") in metric.metric
-    return f" {metric.unit}" if metric.unit and metric.unit not in built_in and not is_in_name else ""
+    return f" {metric.unit}" if metric.unit not in _BUILT_IN and not is_in_name else ""
 
 
 def window_text(window: Window) -> str:
@@ -149,9 +150,8 @@ def may_have_reference(result: Result, variant: Variant | None) -> bool:
 
 def mad_lines(result: Result) -> Iterator[tuple[str, str]]:
     """Yield the metrics beside the window's median, with words for them: those of MAD's own parsers, a plugin's own."""
-    built_in = {"", *(quantity.unit for quantity in QUANTITIES.values())}
-    of_mad = [metric for metric in result.metrics[:-1] if metric.unit in built_in]
-    others = [metric for metric in result.metrics[:-1] if metric.unit not in built_in]
+    of_mad = [metric for metric in result.metrics[:-1] if metric.unit in _BUILT_IN]
+    others = [metric for metric in result.metrics[:-1] if metric.unit not in _BUILT_IN]
     for words, metrics in (("by MAD's own rules", of_mad), ("also", others)):
         if result.window is not None and metrics:
             yield words, ", ".join(f"{metric.text} {metric.metric}{_unit(metric)}" for metric in metrics)

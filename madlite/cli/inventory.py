@@ -6,11 +6,13 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from msgspec import to_builtins
 
+from madlite.backends.loader import Plugin, Plugins
+from madlite.catalog.cards import Catalog
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
 from madlite.cli.options import Command, TagsCommand, common_options, models_options, section, verbose_option
@@ -18,10 +20,6 @@ from madlite.cli.setup import find_workspace, print_problems
 from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
 from madlite.model import Card, Json, Request
 from madlite.text import align
-
-if TYPE_CHECKING:
-    from madlite.backends.loader import Plugin, Plugins
-    from madlite.catalog.cards import Catalog
 
 
 @click.command("discover", cls=TagsCommand)

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from madlite import __version__
-from madlite.cli.arguments import MADENGINE, complete, contract_option, version_line, without
+from madlite.cli.arguments import MADENGINE, contract_option, in_full, version_line, without
 from madlite.cli.arguments import VARIABLE as CONTRACT
 from madlite.cli.options import VARIABLE, Command, complete_shell
 from madlite.cli.terminal import echo, echo_on, mask, printable_lines, shell_line
@@ -131,13 +131,7 @@ class Group(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Write out what is abbreviated before the command's name."""
-        try:
-            words = complete(args, self.get_params(ctx), ctx, stop=True)
-        except click.UsageError:
-            if not ctx.resilient_parsing:  # a shell completes the line
-                raise
-            words = args
-        return super().parse_args(ctx, words)
+        return super().parse_args(ctx, in_full(self, args, ctx))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -336,6 +330,7 @@ def _madlite_error(error: MadliteError) -> int:
 def _usage_error(error: click.UsageError) -> int:
     command = error.ctx.command_path if error.ctx else "madlite"
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and error.ctx is not None:
+        click.echo(error.ctx.get_help())
         _print_error(f"no command of {error.ctx.info_name} is named", f"{command} --help")
         return int(ExitCode.USAGE)
     message = error.format_message()

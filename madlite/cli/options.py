@@ -22,16 +22,16 @@ from madlite.cli.arguments import (
     NAMED,
     RESULTS,
     SUMMARY,
-    complete,
     contract_option,
+    in_full,
     whole_number,
 )
 from madlite.errors import UsageProblem
+from madlite.model import Exported, ExportOptions, ExportRow
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from madlite.model import Exported, ExportOptions, ExportRow
     from madlite.plan.recipe_file import RecipeFile
 
 
@@ -146,16 +146,12 @@ TAG_WORDS = "tag_words"
 class Command(click.Command):
     """A command whose long options may be abbreviated, as madengine 1's."""
 
-    many = ""  # the option that takes one or more words
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Write out what is abbreviated before click reads it."""
         ctx.meta[_WORDS] = tuple(args)
         try:
-            return super().parse_args(ctx, complete(args, self.get_params(ctx), ctx, many=self.many))
+            return super().parse_args(ctx, in_full(self, args, ctx))
         except click.UsageError as error:
-            if ctx.resilient_parsing:  # a shell completes the line
-                return super().parse_args(ctx, args)
             error.ctx = error.ctx or ctx  # the hint names this command's help
             raise
 
@@ -183,13 +179,10 @@ class ExportCommand(Command):
 
 
 class TagsCommand(Command):
-    """A command whose `--tags` takes one or more words: `--tags a b`, `--tags a,b` and `--tags a --tags b` are one.
+    """A command on models: `--tags a b`, `--tags a,b`, `--tags a --tags b` and `a b` are one.
 
-    With `models_options` words without it are tags too.  Its --help has sections; that of many options shows those
-    that most runs use, and --help-all all of them.
+    Its --help has sections; that of many options shows those that most runs use, and --help-all all of them.
     """
-
-    many = "--tags"
 
     def __init__(self, *args: Any, **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -200,7 +193,7 @@ class TagsCommand(Command):
         """Accept positional arguments as tags."""
         left = super().parse_args(ctx, args)
         if words := ctx.params.pop(TAG_WORDS, ()):
-            ctx.params["tags"] = (*words, *(ctx.params.get("tags") or ()))
+            ctx.params["tags"] = (*(ctx.params.get("tags") or ()), *words)
         return left
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -269,22 +262,29 @@ def group(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return add
 
 
+def _not_an_option(ctx: click.Context, param: click.Parameter, words: tuple[str, ...]) -> tuple[str, ...]:
+    if any(word.startswith("-") for word in words) and not ctx.resilient_parsing:
+        raise click.UsageError("no model is named after '--tags'", ctx)
+    return words
+
+
 tags_option = group(
+    click.argument(TAG_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=complete_tags),
     section("Models"),
     click.option(
         "-t",
         "--tags",
         multiple=True,
+        callback=_not_an_option,
         metavar="TAG...",
         shell_complete=complete_tags,
         help="Names or tags of cards: a b, a,b or repeated. NAME:arg=value:flag adds arguments or settings.",
     ),
 )
-"""Add --tags."""
+"""Add --tags, also as words without it."""
 
 
 models_options = group(
-    click.argument(TAG_WORDS, nargs=-1, metavar="[TAG]...", shell_complete=complete_tags),
     tags_option,
     section("Models"),
     click.option(
@@ -297,7 +297,7 @@ models_options = group(
         help="Also the cards that a plugin makes of this folder, e.g. a Primus checkout. Repeatable.",
     ),
 )
-"""Add --tags, also as words without it, and --cards-from, which $MADLITE_CARDS_FROM stands in for."""
+"""Add both, and --cards-from, which $MADLITE_CARDS_FROM stands in for."""
 
 
 def is_given(name: str, context: click.Context | None = None) -> bool:

@@ -3,46 +3,36 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
 from msgspec.structs import asdict, replace
 
 from madlite.archive.verify import limited
+from madlite.backends.loader import Plugins
 from madlite.backends.log_formats import step_format
 from madlite.cli import setup
-from madlite.cli.arguments import FAIL_ON_SUSPECT, run_of, whole_number
+from madlite.cli.arguments import FAIL_ON_SUSPECT, whole_number
 from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, suspect_lines, window_statistics
 from madlite.cli.options import Command, common_options, complete_runs, dir_option
 from madlite.cli.terminal import coloured, has_colour, mask
 from madlite.errors import ExitCode, MadliteError, UsageProblem
-from madlite.files import shown
+from madlite.files import exists, shown
 from madlite.measure.parse_log import LogReading, open_log, read_chunks, read_log
-from madlite.model import Backend, Json, Metric, Result, Status, Step, Value, Variant, Window, to_json
+from madlite.model import Backend, Json, Metric, Result, Status, Step, Variant, Window, to_json
 from madlite.reports.log import read_log as log_of_run
-from madlite.reports.runs import open_run
+from madlite.reports.runs import find_named, open_run, runs_folder
 from madlite.run.backend_choice import find_backend
 from madlite.secrets import Redactor, assigned, collect, masked_json
 from madlite.store.record import read_plan
 from madlite.text import counted, figure, printable, status_text
 
-if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-
 _STDIN = "-"
 _WARMUP_STEPS = Variant(model="").warmup_steps
-
-
-class _ReadOptions(Value, frozen=True):
-    """Options of how logs are read."""
-
-    backend: Backend | None
-    warmup: int | None
-    directory: Path
 
 
 @click.command("parse", cls=Command)
@@ -80,10 +70,9 @@ def command(
     plugins = setup.load(no_plugins)
     try:
         given = _given(plugins, backend, step)
-        options = _ReadOptions(backend=given, warmup=warmup, directory=directory)
         codes = []
         for place, name in enumerate(log):
-            found = _read(name, plugins, options)
+            found = _read(name, plugins, given, warmup, directory)
             if isinstance(found, MadliteError):
                 if len(log) == 1:
                     raise found
@@ -110,27 +99,30 @@ def _given(plugins: Plugins, backend: str, step: str) -> Backend | None:
     return find_backend(plugins, backend, "--backend")[0] if backend else None
 
 
-def _read(name: str, plugins: Plugins, options: _ReadOptions) -> LogReading | MadliteError:
-    warmup = _WARMUP_STEPS if options.warmup is None else options.warmup
+def _read(
+    name: str, plugins: Plugins, backend: Backend | None, warmup: int | None, directory: Path
+) -> LogReading | MadliteError:
+    steps = _WARMUP_STEPS if warmup is None else warmup
     try:
         if name == _STDIN:
-            return read_log("stdin", read_chunks(sys.stdin.buffer, "stdin"), plugins, options.backend, warmup)
-        if (folder := run_of(name, options.directory)) is not None:
-            return _read_run(folder, plugins, options)
+            return read_log("stdin", read_chunks(sys.stdin.buffer, "stdin"), plugins, backend, steps)
+        is_file = "/" in name or not name or exists(Path(name))
+        if not is_file and (folder := find_named(runs_folder(directory), name)) is not None:
+            return _read_run(folder, plugins, backend, warmup)
         called = shown(Path(name))
         with open_log(Path(name)) as file:
-            return read_log(called, read_chunks(file, called), plugins, options.backend, warmup)
+            return read_log(called, read_chunks(file, called), plugins, backend, steps)
     except MadliteError as error:
         return error
 
 
-def _read_run(folder: Path, plugins: Plugins, options: _ReadOptions) -> LogReading:
+def _read_run(folder: Path, plugins: Plugins, given: Backend | None, warmup: int | None) -> LogReading:
     """Return what a run's log shows, by its own backend and warm-up where the command line names no others."""
     run = open_run(folder)
     record = run.record
     own = plugins.backends().get(record.backend) if record.rendered else None
-    backend = options.backend or (own[0] if own else None)
-    warmup = record.variant.warmup_steps if record.variant and options.warmup is None else options.warmup
+    backend = given or (own[0] if own else None)
+    warmup = record.variant.warmup_steps if record.variant and warmup is None else warmup
     steps = _WARMUP_STEPS if warmup is None else warmup
     plan = read_plan(folder) if own is not None and backend is own[0] else None
     own_plan = plan if plan is not None and plan.backend == record.backend else None
@@ -152,13 +144,10 @@ def _output(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield a run's log without madlite's own word at its end, which is no evidence."""
     held = b""
     for chunk in chunks:
-        data = held + chunk
-        begin = data.rfind(b"\n", 0, len(data) - 1) + 1  # of the last line
-        begin = begin if len(data) - begin < _LONGEST_WORD else len(data)
-        yield data[:begin]
-        held = data[begin:]
-    if not held.startswith(b"madlite: FAILURE "):
-        yield held
+        held += chunk
+        yield held[:-_LONGEST_WORD]
+        held = held[-_LONGEST_WORD:]
+    yield re.sub(rb"(?m)^madlite: FAILURE .*\n?\Z", b"", held)
 
 
 def _text(name: str, found: LogReading | MadliteError, as_json: bool) -> str:

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import click
 from msgspec.structs import replace
 
 from madlite.cli import setup
-from madlite.cli.batch_options import MACHINE_OR_CLUSTER, check_together, cluster_plan_options
+from madlite.cli.batch_options import MACHINE_OR_CLUSTER, check_together, cluster_plan_options, named_cluster
 from madlite.cli.options import (
     TagsCommand,
     common_options,
@@ -22,7 +22,7 @@ from madlite.cli.options import (
     plan_options,
     section,
 )
-from madlite.cli.planning import check, check_option, local_secret_sources, planner
+from madlite.cli.planning import check, check_option, local_secret_sources, planner, translated
 from madlite.cli.terminal import echo, echo_lines, mask
 from madlite.errors import UsageProblem, one_hint
 from madlite.files import check_writable, is_file, is_folder, write_named
@@ -30,15 +30,12 @@ from madlite.model import Architecture, ErrorScan, RunPlan, Secret, Value
 from madlite.perfcsv.append import make_folder
 from madlite.plan.fields import targeted_rows
 from madlite.plan.plan_file import is_plan_file
+from madlite.plan.submission import PlannedRun
 from madlite.run.executor import secrets_for
 from madlite.run.from_plan import saved_text
 from madlite.run.planning import card_or_run, check_plans, in_one_line, run_checks
 from madlite.secrets import Redactor, masked_json
 from madlite.text import scalar_text
-
-if TYPE_CHECKING:
-    from madlite.plan.submission import PlannedRun
-
 
 _NAME = Path("plan.json")
 _FROZEN = "the refusal is part of the plan file: plan again where it no longer holds"
@@ -161,11 +158,14 @@ def explain(everything: bool, as_json: bool, **params: Any) -> int:
     madlite explain my_model --check && madlite run --tags my_model
     madlite explain my_model --cluster mi300 --nodes 4
     """
-    from madlite.cli.submit import planning_options
-
     check_together((MACHINE_OR_CLUSTER,))
     plugins = setup.load(params["no_plugins"])
-    options = planning_options(params)
+    if (to := translated(named_cluster(params), params)) is None:
+        options = setup.make_options(params)
+    else:
+        from madlite.cli.submit import planning_options
+
+        options = planning_options(to, params)
     planned = planner(plugins, options, params)(options)
     secrets = tuple(text for run in planned for text in secrets_for(run, options.environ))
     mask = Redactor(secrets).text

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import click
 import msgspec
@@ -28,25 +29,24 @@ from madlite.files import exists
 from madlite.jobs.outcomes import name_queued_again
 from madlite.machine.host_facts import find_fabric
 from madlite.model import Finding, Request, Result, RunPlan
+from madlite.model.protocols import ManifestRuntime
 from madlite.plan.actions import TOOLS, bind_model_dir, list_tools, make_toolset
+from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import Context, Options, context_on
 from madlite.plan.fields import canonical_key
 from madlite.plan.inputs import RUNS
 from madlite.plan.manifest import Manifest, context_over, read_manifest
 from madlite.plan.plan_file import read_plan_file, secret_sources
 from madlite.plan.recipe_file import refuse_other_cards
+from madlite.plan.schedulers import Translation
 from madlite.plan.submission import PlannedRun
-from madlite.platforms.registry import direct_values
+from madlite.platforms.registry import SCHEDULERS, direct_values, translate
 from madlite.run.executor import secrets_for
 from madlite.run.from_manifest import plan_manifest
 from madlite.run.from_plan import bind_plan, claimed_id, differences, planned_environ
 from madlite.run.planning import BatchInputs, check_start, keep_refused, plan_runs, why_unreachable
 from madlite.secrets import Redactor
 from madlite.store.folder import new_run_id
-
-if TYPE_CHECKING:
-    from madlite.model.protocols import ManifestRuntime
-    from madlite.plan.cluster import KubernetesSettings
 
 
 def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
@@ -69,6 +69,33 @@ def find_manifest(params: dict[str, Any], options: Options) -> Manifest | None:
         setup.warn(f"--tags has no effect: {file} names the models")
 
     return read_manifest(file, options.workspace)
+
+
+def open_cluster(name: str) -> Cluster:
+    """Return a cluster of the cluster file: of the working folder, else of the user's configuration folder.
+
+    Raises:
+        UsageProblem: there is none of this name, or the file has a mistake.
+    """
+    from madlite.jobs.file import read_cluster
+
+    return read_cluster(name, [Path.cwd(), Path(click.get_app_dir("madlite"))], SCHEDULERS)
+
+
+def translated(name: str, params: dict[str, Any]) -> Translation | None:
+    """Return the cluster that the command line, or a context or manifest of madengine, sends its runs to.
+
+    None where they stay on this machine.
+
+    Raises:
+        UsageProblem: there is no such cluster, or the context does not describe one.
+    """
+    if params.get("plan_file") is not None or params.get("machine"):
+        return None
+    file = params.get("manifest_file")
+    deployment = dict(read_manifest(file, Path.cwd()).deployment) if file is not None and exists(file) else {}
+    base = open_cluster(name) if name else None
+    return translate(setup.context_of(params), deployment, base, dict(os.environ), params.get("nodes") or 0)
 
 
 def local_secret_sources(options: Options) -> dict[str, str]:
@@ -302,7 +329,7 @@ _SHOWN = (".sh", ".toml", ".yaml", ".yml", ".json")
 
 def preview(run: PlannedRun, environ: dict[str, str], refused: Iterable[str] = ()) -> str:
     """Return everything one run would do, secrets masked; `refused` is what would keep it from being started."""
-    plan = run.plan
+    plan = bind_model_dir(run.plan, run.plan.model_dir)
     parts = [f"# {plan.card.name} · backend {plan.backend or 'none'} · runtime {plan.known_runtime or 'none'}"]
     if plan.study is not None and plan.study.varied:
         varied = ", ".join(f"{key}={value}" for key, value in plan.study.varied.items())
@@ -313,9 +340,9 @@ def preview(run: PlannedRun, environ: dict[str, str], refused: Iterable[str] = (
     parts += [f"# would be refused: {text}" for text in refused]
     parts += [f"# {note}" for note in plan.notes]
     if plan.traits.manifests and plan.image is not None:  # all of it can be piped into the engine's own tool
-        parts.append(_manifest(run))
+        parts.append(_manifest(run, plan))
         return Redactor(secrets_for(run, environ)).text("\n".join(parts))
-    if (plan.image is not None or not plan.traits.containerised) and (request := _request(run)):
+    if (plan.image is not None or not plan.traits.containerised) and (request := _request(run, plan)):
         parts.append(_section(f"{plan.runtime} request", request))
     parts.append(_section("commands", "\n".join(_commands(plan))))
     for file in run.files:
@@ -326,11 +353,10 @@ def preview(run: PlannedRun, environ: dict[str, str], refused: Iterable[str] = (
     return Redactor(secrets_for(run, environ)).text("\n".join(parts)) + "\n"
 
 
-def _request(run: PlannedRun) -> str:
+def _request(run: PlannedRun, plan: RunPlan) -> str:
     """Return the request to the runtime as JSON; "" where building it fails for the reason that blocks the plan."""
     try:
         with guard_plugin(run.runtime):
-            plan = bind_model_dir(run.plan, run.plan.model_dir)
             return json.dumps(run.runtime.request(plan), indent=2, default=str)
     except UsageProblem:
         if run.plan.blocked is None:
@@ -338,11 +364,10 @@ def _request(run: PlannedRun) -> str:
         return ""
 
 
-def _manifest(run: PlannedRun) -> str:
+def _manifest(run: PlannedRun, plan: RunPlan) -> str:
     """Return the request as the engine's own tool takes it; a comment where it cannot be made."""
     try:
         with guard_plugin(run.runtime):
-            plan = bind_model_dir(run.plan, run.plan.model_dir)
             runtime = cast("ManifestRuntime", run.runtime)
             return "---\n" + runtime.manifest(plan, {file.path: file.data for file in run.files})
     except RuntimeProblem as problem:
@@ -356,7 +381,7 @@ def _section(title: str, text: str) -> str:
 def _commands(plan: RunPlan) -> list[str]:
     """Return the actions as shell commands, in order."""
     lines = []
-    for action in bind_model_dir(plan, plan.model_dir).actions:
+    for action in plan.actions:
         where = action.cwd.replace("{folder}", plan.folder_inside)
         lines.append(f"{action.kind:8} (in {where}) {shlex.join(action.argv)}")
     return lines

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from madlite.cli import setup
 from madlite.cli.arguments import FILE, contract, contract_option, output_option
 from madlite.cli.main import Group
-from madlite.cli.options import complete_runs, folder_options, group, read_where, verbose_option
+from madlite.cli.options import complete_runs, folder_options, group, read_where, verbose_option, where_option
 from madlite.cli.terminal import echo
 from madlite.errors import MadliteError, UsageProblem
 from madlite.files import write_named
+from madlite.model import Reference
 from madlite.plan.inputs import RUNS
 from madlite.reports.compare import Report
 from madlite.reports.comparison import compare_sides
@@ -22,18 +23,15 @@ from madlite.reports.html import write_mail, write_page
 from madlite.reports.index import RunIndex, open_index
 from madlite.reports.page.build import page_data
 from madlite.reports.page.render import render_markdown, render_page
+from madlite.reports.page.values import Page
+from madlite.reports.references import load_references
 from madlite.reports.runs import runs_folder
 from madlite.reports.selectors import Side, collect, newest_side, read_side, without_shared
 from madlite.text import counted
 
-if TYPE_CHECKING:
-    from madlite.model import Reference
-    from madlite.reports.page.values import Page
 
-
-@click.group("report", cls=Group, invoke_without_command=True)
-@click.pass_context
-def command(ctx: click.Context) -> None:
+@click.group("report", cls=Group)
+def command() -> None:
     """Make pages, Markdown and mails of results; add to perf.csv, or make it again.
 
     \b
@@ -41,9 +39,6 @@ def command(ctx: click.Context) -> None:
     madlite report to-html perf.csv
     madlite report to-email --directory results
     """
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
-        raise click.UsageError("no command of report is named", ctx)
 
 
 @command.command("to-html", short_help="One CSV file as a page.")
@@ -85,7 +80,7 @@ _source_options = group(
     click.option(
         "--baseline", "--against", "base", default="", metavar="SOURCE", help="Compare with: baseline, file, run."
     ),
-    click.option("--where", multiple=True, metavar="KEY=VALUE", help="Only results with this value: device=MI300X."),
+    where_option,
     click.option("--title", default="", metavar="TEXT", help="The heading.  [default: Benchmark results of DIR]"),
     folder_options,
 )
@@ -162,8 +157,6 @@ def _compared(base: str, new: Side, filters: dict[str, str], index: RunIndex, *,
 
 def _published(directory: Path) -> tuple[list[Reference], tuple[str, ...]]:
     """Return the published figures, and why there are none: a report does without them."""
-    from madlite.reports.references import load_references
-
     try:
         return load_references(setup.load(), directory, os.environ), ()
     except MadliteError as error:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 from msgspec.structs import replace
 
+from madlite.backends.loader import Plugins
+from madlite.batch.attempts import Standing
 from madlite.batch.collect import recover
 from madlite.batch.leftovers import end_orphans, recovery_report, still_running
 from madlite.batch.resume import failed_before, find_standing, refuse_other_study
@@ -40,28 +42,25 @@ from madlite.cli.options import (
     section,
     spelled,
 )
-from madlite.cli.planning import check, check_option, plan_of_file, plan_points, preview
+from madlite.cli.planning import check, check_option, plan_of_file, plan_points, preview, translated
 from madlite.cli.screens import PlainScreen, open_screen
 from madlite.cli.terminal import echo_lines
 from madlite.errors import ExitCode, UsageProblem
-from madlite.model import Status
+from madlite.machine.telemetry import Settle, make_settle
+from madlite.model import Runtime, Status
 from madlite.perfcsv.append import make_folder
 from madlite.perfcsv.rows import new_columns
+from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.registry import preemption_here
 from madlite.run.from_plan import inputs_of
 from madlite.run.planning import check_plans, check_start, in_one_line, run_checks
+from madlite.run.screen import RunOutcome
 from madlite.store.batches import BatchLog, LoggedBatch
 
 if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-    from madlite.batch.attempts import Standing
     from madlite.cli.compare import AgainstBaseline
-    from madlite.machine.telemetry import Settle
-    from madlite.model import Runtime
-    from madlite.plan.context import Options
-    from madlite.run.screen import RunOutcome
     from madlite.study.engine import Search
 
 
@@ -105,9 +104,9 @@ def command(**params: Any) -> int:
     madlite run --tags demo_hf_lora_tiny:steps=60 --set env.NCCL_DEBUG=INFO --dry-run
     madlite run --cluster mi300 --nodes 4 --tags primus_pyt_train_llama-3.1-8b
     """
-    from madlite.cli.submit import attach_last, run_on_clusters, translated
-
     if params["resume"] and params["cluster"] is not None:
+        from madlite.cli.submit import attach_last
+
         return attach_last(named_cluster(params), params)
     if (code := batches.resume_as_begun()) is not None:
         return code
@@ -118,6 +117,8 @@ def command(**params: Any) -> int:
     _make_settle(params)
     batches.check_recovery(params)
     if clusters:
+        from madlite.cli.submit import run_on_clusters
+
         return run_on_clusters(clusters, plugins, params)
     if params["plan_file"] is not None:
         _check_frozen()
@@ -183,7 +184,7 @@ def _preview(planned: Sequence[PlannedRun], options: Options, plugins: Plugins, 
     if not params["check"]:
         return 0
     check_start(planned, options, pretended=bool(params["machine"]))
-    batches.BatchFiles(planned, options, params)  # which finds that a file of its own cannot be written
+    batches.BatchFiles(options, params)  # which finds that a file of its own cannot be written
     return check(planned, refused, plugins, options, params)
 
 
@@ -198,6 +199,15 @@ class StudyPlan(NamedTuple):
 def with_run_options(params: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a study's command, with those of `madlite run` that it does not have."""
     return {**command.make_context("run", [], resilient_parsing=True).params, **params}
+
+
+def run_search(params: dict[str, Any], plan: Callable[[dict[str, Any], Plugins, Options], StudyPlan]) -> int:
+    """Make the runs of a search, or go on with the one that --resume means; return the exit code."""
+    if (code := batches.resume_as_begun()) is not None:
+        return code
+    check_together()
+    params = with_run_options(params)
+    return run_study(setup.load(params["no_plugins"]), params, partial(plan, params))
 
 
 def run_study(plugins: Plugins, params: dict[str, Any], plan: Callable[[Plugins, Options], StudyPlan]) -> int:
@@ -240,7 +250,7 @@ def run_planned(
     runs = study or batches.make_batch(planned, params, journal, batch_before)
     if batch_before is not None:
         refuse_other_study(batch_before, runs.planned)
-    batch = batches.BatchFiles(runs.planned, options, params)
+    batch = batches.BatchFiles(options, params)
     compare, as_madengine = partial(batches.compare_run, plugins), bool(options.contract)
     with open_screen(live=options.live_output, as_madengine=as_madengine, compare=compare) as screen:
         recovered = tuple(_recover(options, plugins.runtimes(), batch_before))
@@ -248,7 +258,6 @@ def run_planned(
             screen.warn(text)
         before = batches.resumed(batch_before, runs, options, journal, screen) if batch_before is not None else None
         planned = before.with_ids(runs.planned) if before is not None else runs.planned
-        batch = batches.BatchFiles(planned, options, params) if before is not None else batch
         # without rows it is possibly one of many jobs: `madlite runs collect` reports the others
         study_before = batch_before.study if batch_before is not None else ""
         for text in recovery_report(options.workspace, study_before, recovered) if options.rows else ():
@@ -262,7 +271,7 @@ def run_planned(
         if params["plan_file"] is not None and not options.rows:  # possibly a job
             settings = replace(settings, preemption=partial(preemption_here, options.environ))
         outcome = runs.run(BatchStart(options, plugins, screen, settings, before))
-        problems = (*batch.close(outcome, runs.study), *runs.problems)
+        problems = (*batch.close(planned, outcome, runs.study), *runs.problems)
         _print_outcome(
             screen, outcome, (*(f"{problem.where}: {problem.what}" for problem in plugins.problems[notes:]), *problems)
         )
@@ -323,7 +332,6 @@ def _make_settings(
 def _make_settle(params: dict[str, Any]) -> Settle | None:
     if params["settle"] is None:
         return None
-    from madlite.machine.telemetry import make_settle
 
     return make_settle(params["settle"], params["settle_timeout"])
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from madlite.backends.loader import Plugins
 from madlite.cli import setup
 from madlite.cli.arguments import TextType
 from madlite.cli.batch_options import (
@@ -29,17 +30,14 @@ from madlite.cli.options import (
     scaling_options,
     section,
 )
-from madlite.cli.planning import Planner, planner, preview, refuse_given
+from madlite.cli.planning import Planner, planner, preview, refuse_given, translated
 from madlite.cli.run import StudyPlan, run_study, with_run_options
 from madlite.cli.studies import plan_with, preview_grid
 from madlite.cli.terminal import echo_lines
 from madlite.errors import UsageProblem
+from madlite.plan.context import Options
 from madlite.plan.submission import PlannedRun
 from madlite.study.scaling import GPUS, NODES, Axis, check_nodes, plan_points
-
-if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-    from madlite.plan.context import Options
 
 
 def _counts(text: str) -> list[int]:
@@ -78,8 +76,6 @@ def command(**params: Any) -> int:
     salloc -N4 --exclusive madlite scaling my_model --nodes 1,2,4
     madlite scaling my_model --nodes 1,2,4 --cluster mi300
     """
-    from madlite.cli.submit import run_on_clusters, translated
-
     if (code := resume_as_begun()) is not None:
         return code
     over, counts = _wanted(params)
@@ -90,6 +86,8 @@ def command(**params: Any) -> int:
     check_together(on_cluster=to is not None)
     points = Points(counts, over, params)
     if to is not None:
+        from madlite.cli.submit import run_on_clusters
+
         params["nodes"] = max(counts) if over == NODES else None
         return run_on_clusters([to], plugins, params, points)
     return run_study(plugins, params, partial(_plan, points, params))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from madlite.cli.format import details, mad_lines, retained, step_line, study_text, title, verdict_line
 from madlite.cli.terminal import Sanitizer, all_coloured, coloured, has_colour, without_secrets
@@ -114,11 +114,6 @@ class DirectSink(Sink):
 Comparison = Callable[[RunPlan, Result], str]
 
 
-def no_comparison(plan: RunPlan, result: Result) -> str:
-    """Return nothing: the numbers of this screen's runs are compared with none."""
-    return ""
-
-
 _LINE_EVERY_S = 5.0
 _LONGEST_NAME = 32  # characters of a card's name in a row
 _WAITING, _ALL = "waiting", "all"  # rows that are no run's, whose ids have a time in them
@@ -137,8 +132,9 @@ class _ScreenEntry:
 class PlainScreen:
     """Writes lines; progress at most every few seconds, and the workload's output with --live-output.
 
-    Each event has its run's id, "" for none.  Where several are active, each line begins with its run's number.
-    `compare` returns how a success compares with published figures, "" where none applies.
+    With `as_madengine` madengine's own lines are printed too.  `compare` returns how a success compares with published
+    figures, "" where none applies.  Each event has its run's id, "" for none.  Where several are active, each line
+    begins with its run's number.
     """
 
     def __init__(
@@ -148,7 +144,7 @@ class PlainScreen:
         live: bool,
         clock: Callable[[], float] = time.monotonic,
         as_madengine: bool = False,
-        compare: Comparison = no_comparison,
+        compare: Comparison = lambda plan, result: "",
     ) -> None:
         self._sink, self._live, self._clock = sink, live, clock
         self._as_madengine = as_madengine
@@ -323,8 +319,8 @@ class PlainScreen:
 class LiveScreen(PlainScreen):
     """A terminal: finished lines stay, the running one shows step, speed, loss and the time left."""
 
-    def __init__(self, sink: Sink, *, as_madengine: bool = False, compare: Comparison = no_comparison) -> None:
-        super().__init__(sink, live=False, as_madengine=as_madengine, compare=compare)
+    def __init__(self, sink: Sink, **options: Any) -> None:
+        super().__init__(sink, live=False, **options)
         from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
         from rich.table import Column
@@ -333,7 +329,7 @@ class LiveScreen(PlainScreen):
         wide = self._console.width >= 100
         self._progress: Progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
             *([BarColumn(bar_width=24)] if wide else []),
             TimeElapsedColumn(),
             _left_column(),
@@ -381,7 +377,7 @@ class LiveScreen(PlainScreen):
                 self._tasks[name] = self._progress.add_task("", total=total, has_end=True)
                 self._progress.start()
             if text:
-                self._progress.update(self._tasks[name], completed=completed, description=_escaped(text[:200]))
+                self._progress.update(self._tasks[name], completed=completed, description=printable(text[:200]))
 
     def _show_progress(self, text: str, run_id: str, done: int | None = None) -> None:
         with self._lock:
@@ -393,7 +389,7 @@ class LiveScreen(PlainScreen):
         """Show what the row of a run says."""
         words = [self._shown[run_id].label, self._names.get(run_id, "")] if self._several else []
         text = " ".join(filter(None, (*words, self._texts[run_id])))
-        self._progress.update(self._tasks[run_id], completed=completed, description=_escaped(text))
+        self._progress.update(self._tasks[run_id], completed=completed, description=printable(text))
 
     def _remove_task(self, run_id: str) -> None:
         task = self._tasks.pop(run_id, None)
@@ -433,19 +429,14 @@ def overall_text(ended: int, count: int, left_s: float | None) -> str:
 
 
 @contextmanager
-def open_screen(
-    *, live: bool, as_madengine: bool = False, compare: Comparison = no_comparison
-) -> Iterator[PlainScreen]:
+def open_screen(*, live: bool, **options: Any) -> Iterator[PlainScreen]:
     """Yield the screen of standard output: a terminal gets a progress line, unless it shows the output itself.
 
-    `as_madengine`: madengine's own lines are printed too.  `compare` as for `PlainScreen`.
+    `options` are those of `PlainScreen`.
     """
     sink = Sink(sys.stdout.fileno())
-    screen: PlainScreen
-    if sink.isatty() and not live:
-        screen = LiveScreen(sink, as_madengine=as_madengine, compare=compare)
-    else:
-        screen = PlainScreen(sink, live=live, as_madengine=as_madengine, compare=compare)
+    is_live = sink.isatty() and not live
+    screen = LiveScreen(sink, **options) if is_live else PlainScreen(sink, live=live, **options)
     try:
         yield screen
         if sink.dropped_bytes:
@@ -469,9 +460,3 @@ def closing_report(plan: RunPlan, result: Result, compared: str = "") -> list[st
     if plan.blocked is None and "total" in result.durations_s:
         lines.append(f"        took {duration(result.durations_s['total'])}")
     return lines
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(printable(text))

@@ -15,8 +15,13 @@ from madlite.cli.batches import without_resume
 from madlite.cli.terminal import shell_line
 from madlite.errors import nearest_words
 from madlite.model import Scalar, Status, Value
+from madlite.plan.context import Options
+from madlite.plan.submission import PlannedRun
+from madlite.reports.index import RunIndex
+from madlite.reports.runs import StoredRun
 from madlite.store.batches import SUMMARY, BatchLog, is_running, last_batch, read_summary, study_path, study_to_resume
 from madlite.store.folder import exists
+from madlite.store.record import Record
 from madlite.study.engine import Answer, PlanWith, runs_of_text, stored_runs
 from madlite.study.grid import KINDS, grid_answer, plan_grid
 from madlite.study.scaling import NODES
@@ -26,11 +31,6 @@ from madlite.text import counted, scalar_text
 
 if TYPE_CHECKING:
     from madlite.cli.planning import Planner
-    from madlite.plan.context import Options
-    from madlite.plan.submission import PlannedRun
-    from madlite.reports.index import RunIndex
-    from madlite.reports.runs import StoredRun
-    from madlite.store.record import Record
 
 
 class _Stored(Value, frozen=True):

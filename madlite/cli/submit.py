@@ -9,101 +9,65 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from msgspec.structs import replace
 
+from madlite.backends.loader import Plugins
+from madlite.batch.runner import Batch
+from madlite.catalog.sources import template_root
 from madlite.cli import setup
-from madlite.cli.arguments import whole_number
-from madlite.cli.batch_options import EVERY, cluster_names, exclude_option, named_cluster
+from madlite.cli.arguments import FILE, whole_number
+from madlite.cli.batch_options import EVERY, cluster_names, exclude_option
+from madlite.cli.batches import BatchFiles, against_baseline, make_retry, makes_study, note_fallback, print_totals
+from madlite.cli.job_screen import ClusterScreen, open_jobs
 from madlite.cli.main import Group
 from madlite.cli.options import Command, is_given, spelled, verbose_option
-from madlite.cli.planning import Planner, preview
+from madlite.cli.planning import local_secret_sources, open_cluster, plan_points, planner, preview
+from madlite.cli.screens import open_screen
 from madlite.cli.setup import home
+from madlite.cli.studies import place_text
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import ExitCode, RuntimeProblem, UsageProblem, did_you_mean
+from madlite.files import exists, write_named
+from madlite.jobs.file import NAME, VARIABLE, check_shared, context_values, read_clusters
+from madlite.jobs.outcomes import why_never
+from madlite.jobs.submission import Stored, new_submission_id, stored_submissions, submitting
+from madlite.jobs.submit import Prepared, prepare, prepare_again, write
+from madlite.machine.host import Host
+from madlite.machine.products import PRODUCTS, find_product
+from madlite.perfcsv.append import check_appendable
+from madlite.plan.cluster import Cluster
+from madlite.plan.context import ASKED, Options, merge
+from madlite.plan.inputs import RUNS, expand_hosts
+from madlite.plan.place import serving_note
+from madlite.plan.schedulers import JobState, Scheduler, Translation, Unreachable
+from madlite.plan.submission import PlannedRun, Submission
+from madlite.platforms.node_check import Examination, check_node, failures, held, read_reports, write_request
+from madlite.platforms.registry import SCHEDULERS, describe_cluster, runtime_values, scheduler_of
+from madlite.run.planning import check_plans
+from madlite.run.screen import RunOutcome
+from madlite.store.events import now
+from madlite.store.folder import CHECK_PREFIX, check_runs_folder
+from madlite.study.each_node import plan_nodes
+from madlite.study.grid import plan_grid
 from madlite.text import counted
 
 if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-    from madlite.jobs.submission import Stored
-    from madlite.jobs.submit import Prepared
-    from madlite.model import Json
-    from madlite.plan.cluster import Cluster
-    from madlite.plan.context import Options
-    from madlite.plan.schedulers import Scheduler, Translation
-    from madlite.plan.submission import PlannedRun, Submission
+    from madlite.cli.scaling import Points
     from madlite.platforms.kubernetes.scheduler import Kubernetes
-    from madlite.platforms.node_check import Examination
-    from madlite.run.screen import RunOutcome
 
 
-def open_cluster(name: str) -> Cluster:
-    """Return a cluster of the cluster file: of the working folder, else of the user's configuration folder.
+def planning_options(to: Translation, params: dict[str, Any]) -> Options:
+    """Return the options by which runs of a cluster are planned that a command only shows.
 
     Raises:
-        UsageProblem: there is none of this name, or the file has a mistake.
+        UsageProblem: an option says nothing of the cluster's runs.
     """
-    from madlite.jobs.file import read_cluster
-    from madlite.platforms.registry import SCHEDULERS
-
-    return read_cluster(name, [Path.cwd(), Path(click.get_app_dir("madlite"))], SCHEDULERS)
-
-
-def translated(name: str, params: dict[str, Any]) -> Translation | None:
-    """Return the cluster that the command line, or a context or manifest of madengine, sends its runs to.
-
-    None where they stay on this machine.
-
-    Raises:
-        UsageProblem: there is no such cluster, or the context does not describe one.
-    """
-    from madlite.platforms.registry import translate
-
-    if params.get("plan_file") is not None or params.get("machine"):
-        return None
-    context, deployment = setup.context_of(params), _deployment(params)
-    base = open_cluster(name) if name else None
-    return translate(context, deployment, base, dict(os.environ), params.get("nodes") or 0)
-
-
-def _deployment(params: dict[str, Any]) -> dict[str, Json]:
-    """Return where the manifest of a command would be run by madengine."""
-    from madlite.files import exists
-    from madlite.plan.manifest import read_manifest
-
-    file = params.get("manifest_file")
-    if file is None or not exists(file):
-        return {}
-    return dict(read_manifest(file, Path.cwd()).deployment)
-
-
-def planning_options(params: dict[str, Any]) -> Options:
-    """Return the options by which runs are planned that a command only shows: here, or for the cluster it names.
-
-    Raises:
-        UsageProblem: as `translated`, or an option says nothing of the cluster's runs.
-    """
-    from madlite.platforms.registry import scheduler_of
-
-    to = translated(named_cluster(params), params)
-    if to is None:
-        return setup.make_options(params)
-    for text in to.notes:
-        setup.warn(text)
+    setup.warn(*to.notes)
     params["cluster"] = to.cluster.name
     return _options(params, to, scheduler_of(to.cluster, dict(os.environ)), touch=False)
-
-
-class ClusterStudy(Protocol):
-    """Runs of one command that are more than its tags; what they come to is told as their records have it."""
-
-    def check(self, nodes: int, cluster: str) -> None:
-        """Refuse more nodes than the cluster has."""
-
-    def plan(self, plan: Planner, options: Options) -> Sequence[PlannedRun]:
-        """Return the runs, planned with the options of each."""
 
 
 class _Share(NamedTuple):
@@ -115,7 +79,7 @@ class _Share(NamedTuple):
 
 
 def run_on_clusters(
-    every: Sequence[Translation], plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None = None
+    every: Sequence[Translation], plugins: Plugins, params: dict[str, Any], study: Points | None = None
 ) -> int:
     """Plan, submit and follow; return the exit code of the runs, or with --detach 0.
 
@@ -137,18 +101,8 @@ def run_on_clusters(
     return int(ExitCode.OK)
 
 
-def _share(
-    to: Translation, plugins: Plugins, params: dict[str, Any], study: ClusterStudy | None, share: slice
-) -> _Share:
+def _share(to: Translation, plugins: Plugins, params: dict[str, Any], study: Points | None, share: slice) -> _Share:
     """Return what a cluster gets of a command's runs."""
-    from madlite.catalog.sources import template_root
-    from madlite.cli.planning import local_secret_sources
-    from madlite.jobs.file import check_shared
-    from madlite.jobs.submission import new_submission_id
-    from madlite.jobs.submit import prepare
-    from madlite.plan.place import serving_note
-    from madlite.platforms.registry import scheduler_of
-
     cluster = to.cluster
     params = {**params, "cluster": cluster.name}
     touch = not params["dry_run"]
@@ -182,10 +136,6 @@ def _share(
 
 def _asked(submission_id: str, cluster: Cluster, options: Options, params: dict[str, Any]) -> Submission:
     """Return what a command asks of a cluster, without the runs."""
-    from madlite.cli.batches import make_retry
-    from madlite.plan.submission import Submission
-    from madlite.store.events import now
-
     of_jobs = {
         "--no-lint": not params["lint"],
         "--no-plugins": params["no_plugins"],
@@ -224,8 +174,6 @@ def _each_node(params: dict[str, Any], scheduler: Scheduler) -> tuple[str, ...]:
         UsageProblem: one of its list is none of the cluster's, or there is none at all.
         Unreachable: the cluster does not answer.
     """
-    from madlite.plan.inputs import expand_hosts
-
     asked = params.get("each_node")
     if not asked:
         return ()
@@ -242,10 +190,6 @@ def _each_node(params: dict[str, Any], scheduler: Scheduler) -> tuple[str, ...]:
 
 def _options(params: dict[str, Any], to: Translation, scheduler: Scheduler, touch: bool) -> Options:
     """Return the options of the plans, after the cluster's values went below the context."""
-    from madlite.jobs.file import context_values
-    from madlite.plan.context import ASKED, merge
-    from madlite.platforms.registry import runtime_values
-
     cluster = to.cluster
     # by now it lacks the nodes of --exclude, and names the context of the kubeconfig that later commands mean
     values = merge(merge(context_values(cluster), to.values), runtime_values(cluster))
@@ -269,8 +213,6 @@ def attach_last(named: str, params: dict[str, Any]) -> int:
     Raises:
         UsageProblem: there is none, or without --failed none that has open runs, or the command names runs.
     """
-    from madlite.cli.job_screen import open_jobs
-
     own = {"resume", "failed", "cluster", "on_interrupt", "verbose"}
     own |= {"detach", "exclude"} if params["failed"] else set()
     every = click.get_current_context().command.params
@@ -289,8 +231,6 @@ def attach_last(named: str, params: dict[str, Any]) -> int:
 
 
 def _last_submission(name: str) -> Stored:
-    from madlite.jobs.submission import stored_submissions
-
     last = [stored for stored in stored_submissions(Path.cwd()) if stored.submission.cluster == name][-1:]
     if not last:
         open_cluster(name)  # which names one that is unknown
@@ -300,13 +240,6 @@ def _last_submission(name: str) -> Stored:
 
 def _run_failed(last: Sequence[Stored], params: dict[str, Any]) -> int:
     """Submit the failed runs of the batches of submissions once more, and follow them with those that go on."""
-    from madlite.catalog.sources import template_root
-    from madlite.cli.job_screen import open_jobs
-    from madlite.cli.planning import local_secret_sources
-    from madlite.jobs.submission import stored_submissions, submitting
-    from madlite.jobs.submit import prepare_again, write
-    from madlite.plan.context import Options
-
     here, environ, plugins, new = Path.cwd(), dict(os.environ), setup.load(), []
     batches, ids = {stored.batch for stored in last}, " ".join(stored.submission.id for stored in last)
     every = [stored for stored in stored_submissions(here) if stored.batch in batches]
@@ -344,19 +277,11 @@ def _plans(
     options: Options,
     params: dict[str, Any],
     submission_id: str,
-    own: ClusterStudy | None,
+    own: Points | None,
     nodes: Sequence[str],
     share: slice,
 ) -> list[PlannedRun]:
     """Return the plans of a share of the runs, on each of `nodes` where there are some; of a study under its id."""
-    from madlite.cli.batches import makes_study, note_fallback
-    from madlite.cli.planning import plan_points, planner
-    from madlite.perfcsv.append import check_appendable
-    from madlite.run.planning import check_plans
-    from madlite.store.folder import check_runs_folder
-    from madlite.study.each_node import plan_nodes
-    from madlite.study.grid import plan_grid
-
     touch = not params["dry_run"]
     if own is None:
         planned: Sequence[PlannedRun] = plan_points(plugins, options, params, touch)
@@ -395,8 +320,6 @@ def _print_scripts(prepared: Prepared | None, blocked: Sequence[PlannedRun], opt
 
 
 def _print_runs(prepared: Prepared) -> None:
-    from madlite.cli.studies import place_text
-
     echo(f"# --- {counted(len(prepared.planned), 'run')}")
     for script in prepared.submission.scripts:
         for index, run in enumerate(script.of(prepared.planned), 1):
@@ -405,15 +328,10 @@ def _print_runs(prepared: Prepared) -> None:
 
 
 def _submit(shares: Sequence[_Share], plugins: Plugins, params: dict[str, Any]) -> int:
-    from madlite.cli.batches import BatchFiles, against_baseline, print_totals
-    from madlite.cli.job_screen import ClusterScreen
-    from madlite.cli.planning import local_secret_sources
-    from madlite.jobs.submit import write
-
     options = shares[0].options
     against = against_baseline(params, options)
-    planned = (run for share in shares for run in (*(share.prepared.planned if share.prepared else ()), *share.blocked))
-    files = BatchFiles([*planned], options, params)
+    planned = [run for share in shares for run in (*(share.prepared.planned if share.prepared else ()), *share.blocked)]
+    files = BatchFiles(options, params)
     files.begin()
     outcome = _write_blocked([run for share in shares for run in share.blocked], options, plugins)
     screen = None
@@ -428,7 +346,7 @@ def _submit(shares: Sequence[_Share], plugins: Plugins, params: dict[str, Any]) 
         of_jobs = follower.outcome(code)  # what could not start comes before it
         results, left = (*outcome.results, *of_jobs.results), (*outcome.not_started, *of_jobs.not_started)
         outcome = replace(outcome, results=results, not_started=left, exit_code=of_jobs.exit_code)
-    for text in files.close(outcome, screen.study if screen is not None else None):
+    for text in files.close(planned, outcome, screen.study if screen is not None else None):
         setup.warn(text)
     if screen is not None:
         lines, version = screen.lines, options.contract
@@ -438,10 +356,6 @@ def _submit(shares: Sequence[_Share], plugins: Plugins, params: dict[str, Any]) 
 
 def _write_blocked(blocked: Sequence[PlannedRun], options: Options, plugins: Plugins) -> RunOutcome:
     """Write the rows of plans that something keeps from starting; no job is needed for them."""
-    from madlite.batch.runner import Batch
-    from madlite.cli.screens import open_screen
-    from madlite.run.screen import RunOutcome
-
     if not blocked:
         return RunOutcome(results=(), not_started=(), exit_code=ExitCode.OK)
     with open_screen(live=False) as screen:
@@ -467,20 +381,13 @@ def cluster() -> None:
 @click.argument("name", required=False, default="")
 @click.option("--partition", default="", metavar="NAME", help="Of several, this one.")
 @click.option("--gpu", default="", metavar="GPU", help="Its GPU, where sinfo does not name the type: MI300X.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=None, metavar="FILE", help="[default: cluster.toml]"
-)
+@click.option("-o", "--output", type=FILE, default=None, metavar="FILE", help="[default: cluster.toml]")
 @verbose_option
 def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
     """Write a cluster file by asking Slurm: partition, GPUs of a node, limits, container tools.
 
     NAME is what --cluster will call it, by default the cluster's own name.  What the cluster cannot tell is a comment.
     """
-    from madlite.files import exists, write_named
-    from madlite.jobs.file import NAME, read_clusters
-    from madlite.machine.products import PRODUCTS, find_product
-    from madlite.platforms.registry import SCHEDULERS, describe_cluster
-
     file = output or Path(NAME)
     if exists(file):
         raise UsageProblem(f"{file} is there already", f"madlite cluster init -o other.toml   or edit {file}")
@@ -499,9 +406,7 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
 @click.argument("name", required=False, default="")
 @click.option("--nodes", type=whole_number(1), metavar="N", help="How many nodes.  [default: those that are idle]")
 @click.option("--image", default="", metavar="REF", help="Compare this image's digest on the nodes.")
-@click.option(
-    "--good-nodes", type=click.Path(path_type=Path), metavar="FILE", help="Write the nodes that passed to FILE."
-)
+@click.option("--good-nodes", type=FILE, metavar="FILE", help="Write the nodes that passed to FILE.")
 @exclude_option
 @click.option("--doctor", is_flag=True, help="Also check on each node what `madlite doctor` does of GPUs and kernel.")
 @click.option("--health", is_flag=True, help="Also measure each node's GPUs, a minute or two with torch.")
@@ -523,14 +428,8 @@ def check(
     Kubernetes no job is made: the API server is asked about rights, nodes with GPUs, and the secrets, claims and
     classes that the cluster file names.
     """
-    from madlite.catalog.sources import template_root
-    from madlite.jobs.file import VARIABLE, check_shared
-    from madlite.jobs.submission import new_submission_id
-    from madlite.plan.inputs import RUNS
     from madlite.platforms.kubernetes.scheduler import Kubernetes
-    from madlite.platforms.node_check import held, write_request
     from madlite.platforms.slurm.scheduler import Slurm
-    from madlite.store.folder import CHECK_PREFIX
 
     named = name or os.environ.get(VARIABLE, "").strip()
     if not named:
@@ -588,10 +487,6 @@ _FIGURE = re.compile(r"\d{1,3}(?:,\d{3})*(?:\.\d+)?")  # what the value of a mea
 
 def _wait(scheduler: Scheduler, job: str, limit_s: int) -> tuple[str, ...]:
     """Wait for the end of a job, and return its nodes; one that does not begin or end in time is cancelled."""
-    from madlite.jobs.outcomes import why_never
-    from madlite.plan.inputs import expand_hosts
-    from madlite.plan.schedulers import JobState, Unreachable
-
     deadline, nodes = time.monotonic() + limit_s, ""
     try:
         while (state := scheduler.queue([job]).get(job)) is not None:
@@ -610,9 +505,6 @@ def _wait(scheduler: Scheduler, job: str, limit_s: int) -> tuple[str, ...]:
 
 
 def _report(folder: Path, asked: Sequence[str], count: int, good_nodes: Path | None) -> int:
-    from madlite.files import write_named
-    from madlite.platforms.node_check import failures, read_reports
-
     reports, until_s = read_reports(folder), time.monotonic() + _FILES_S
     while len(reports) < count and time.monotonic() < until_s:
         time.sleep(0.5)
@@ -634,13 +526,11 @@ def _report(folder: Path, asked: Sequence[str], count: int, good_nodes: Path | N
 
 
 @cluster.command("probe", cls=Command, hidden=True)
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=FILE)
 @click.option("--refuse", is_flag=True, help="Fail where the node does.")
 @click.option("--run", type=whole_number(0), default=0, metavar="N", help="The number of the run that is to begin.")
 def probe(folder: Path, refuse: bool, run: int) -> int:
     """Check this node, for `madlite cluster check` and before a run."""
-    from madlite.platforms.node_check import check_node
-
     report = check_node(folder, dict(os.environ), _examine_node, run)
     if refuse and report.problems:
         raise RuntimeProblem(f"node {report.node} fails its check: {'; '.join(report.problems)}")
@@ -650,8 +540,6 @@ def probe(folder: Path, refuse: bool, run: int) -> int:
 def _examine_node(health: bool) -> Examination:
     """Return what `madlite doctor` finds of this node: failures, what has to be alike, and speeds with `health`."""
     from madlite.doctor.examine import examine, lasting, make_target
-    from madlite.machine.host import Host
-    from madlite.platforms.node_check import Examination
 
     environ = dict(os.environ)
     target = make_target(Host(path=environ.get("PATH", ""), env=environ), Path.cwd())

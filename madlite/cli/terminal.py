@@ -31,10 +31,12 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns
 
 
-# a status as `status_text` writes it, and the first word of a warning about a result
-_STATUS = re.compile(r"(?:SUCCESS \(suspect\)|SUCCESS|FAILURE|suspect)(?![\w-])")
+# a status as `status_text` writes it, a verdict of `compare`, and the first word of a warning about a result
+_STATUS = re.compile(
+    r"(?:SUCCESS \(suspect\)|SUCCESS|FAILURE|suspect|improvement|regression|suspicious|failed)(?![\w-])"
+)
 _IN_COLUMN = re.compile(rf"(?:(?<=  )|^ *)({_STATUS.pattern})")
-_COLOURS = {"SUCCESS": "green", "FAILURE": "red"}
+_COLOURS = {"SUCCESS": "green", "FAILURE": "red", "improvement": "green", "regression": "red", "failed": "red"}
 _DOUBT = "yellow"
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from madlite.cli import setup
+from madlite.backends.loader import Plugins
 from madlite.cli.arguments import FiniteRange, whole_number
-from madlite.cli.batch_options import check_together, no_cluster, pretend_options, resume_study_option
-from madlite.cli.batches import resume_as_begun
+from madlite.cli.batch_options import no_cluster, pretend_options, resume_study_option
 from madlite.cli.options import TagsCommand, common_options, live_option, models_options, section, study_options
 from madlite.cli.planning import planner, preview
-from madlite.cli.run import StudyPlan, run_study, with_run_options
+from madlite.cli.run import StudyPlan, run_search
 from madlite.cli.studies import plan_with
 from madlite.cli.terminal import echo, echo_lines
 from madlite.errors import UsageProblem
 from madlite.model import Scalar
+from madlite.plan.context import Options
 from madlite.plan.fields import canonical_key
 from madlite.plan.submission import PlannedRun
 from madlite.run.executor import secrets_for
@@ -28,10 +28,6 @@ from madlite.study.tune import PointPlanner, TuneStudy, make_tuning
 from madlite.study.tune_models import KIND, Tuning, point_text
 from madlite.study.tune_search import Budget, NextRun, next_run
 from madlite.text import scalar_text
-
-if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-    from madlite.plan.context import Options
 
 _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows more
 
@@ -65,11 +61,7 @@ def command(**params: Any) -> int:
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --keep-global-batch --runs 12
     madlite tune pyt_train_llama-3.1-8b --mode pretrain --precision BF16 --resume --minutes 40
     """
-    if (code := resume_as_begun()) is not None:
-        return code
-    params = with_run_options(params)
-    check_together()
-    return run_study(setup.load(params["no_plugins"]), params, partial(_plan, params))
+    return run_search(params, _plan)
 
 
 def _plan(params: dict[str, Any], plugins: Plugins, options: Options) -> StudyPlan:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from madlite.cancellation import in_thread
 from madlite.doctor import gpus, host, software
-from madlite.doctor.check import Answer, Check, Outcome, Purpose, Target, applicable, judge, right_value, table
+from madlite.doctor.check import Answer, Check, Outcome, Purpose, Target, applicable, judge, right_value
 from madlite.machine.host import Host
 from madlite.machine.host_facts import host_facts
 from madlite.text import counted
@@ -54,8 +54,11 @@ def examine(target: Target, purpose: Purpose, *, quick: bool = False, health: bo
 
 def lasting(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Return the outcomes that are of the machine: not of the moment, nor of who runs the command."""
-    names = {check.name for check in table().check if check.group in _LASTING and check.name not in _PASSING}
-    return [outcome for outcome in outcomes if outcome.name in names]
+    return [outcome for outcome in outcomes if _lasts(outcome)]
+
+
+def _lasts(item: Check | Outcome) -> bool:
+    return item.group in _LASTING and item.name not in _PASSING
 
 
 def recorded_facts(root: Path = Path("/")) -> dict[str, str]:
@@ -64,8 +67,8 @@ def recorded_facts(root: Path = Path("/")) -> dict[str, str]:
         target = make_target(Host(root=root), Path())
         if target.vendor == "CPU":
             return target.facts
-        checks = [check for check in applicable(target) if check.group in _LASTING and check.name not in _PASSING]
-        outcomes = _outcomes([check for check in checks if not check.tools], target, "publish")
+        checks = [check for check in applicable(target) if _lasts(check) and not check.tools]
+        outcomes = _outcomes(checks, target, "publish")
     except Exception as error:  # noqa: BLE001 - files that no driver wrote so far must not cost a run its record
         return {**host_facts(root), "doctor": f"unknown: {error}"}
     differing = [f"{outcome.name}={outcome.value}" for outcome in outcomes if outcome.state == "differs"]

@@ -60,9 +60,16 @@ def test_a_value_that_looks_like_an_option_stays_a_value():
     assert str(given["output"]) == "--live" and not given["live_output"]
 
 
-@each_row("args", [["--tags"], ["--tags", "--dry-run"], ["-t", "-l"]])
-def test_tags_without_a_word_is_refused(args):
-    assert refused(*args).startswith("no model is named")
+@each_row(
+    ("args", "said"),
+    [
+        (["--tags"], "Option '--tags' requires an argument"),
+        (["--tags", "--dry-run"], "no model is named after '--tags'"),
+        (["-t", "-l"], "no model is named after '--tags'"),
+    ],
+)
+def test_tags_without_a_word_is_refused(args, said):
+    assert refused(*args).startswith(said)
 
 
 # what madengine 1's own parser accepts of its options, and what it means there
@@ -203,7 +210,7 @@ def test_what_is_not_given_is_not_there():
 def test_help_has_every_option_once_under_a_title(capsys):
     read("--help-all")
     lines = capsys.readouterr().out.splitlines()
-    for option in run_like.params:
+    for option in (param for param in run_like.params if isinstance(param, click.Option)):
         assert len([line for line in lines if line.startswith("  -") and option.opts[-1] in line.split("  ")[1]]) >= 1
     titles = [line for line in lines[1:] if line and not line.startswith(" ")]
     assert titles == ["Models:", "Plan:", "Image and container:", "Data and tools:", "Results:", "Options:"]

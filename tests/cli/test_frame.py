@@ -80,7 +80,7 @@ def test_an_option_that_selects_a_command_is_listed_and_not_abbreviated(capsys):
         (["runn"], "Did you mean 'run'?"),
         (["run", "--tagz", "x"], "--tags"),
         (["run", "--keep", "--tags", "demo"], "--keep-alive or --keep-going or --keep-model-dir"),
-        (["run", "--tags"], "no model is named"),
+        (["run", "--tags"], "option '--tags' requires an argument"),
         (["run", "--tags", "", "--dry-run"], "no model is named"),
         (["discover", "--tags", "nope"], "'nope'"),
         (["report"], "no command of report is named"),

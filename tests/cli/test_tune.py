@@ -87,7 +87,7 @@ def test_a_tuning_that_keeps_the_global_batch_is_another_one(tmp_path, monkeypat
         return 0
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("madlite.cli.tune.run_study", keep_request)
+    monkeypatch.setattr("madlite.cli.run.run_study", keep_request)
     for words in ((), ("--keep-global-batch",)):
         assert call(["tune", *TITAN, "--machine", "8xH200", "--dry-run", "--set", "global_batch=16", *words]) == 0
     assert requests[0] != requests[1]
