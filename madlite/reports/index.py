@@ -17,7 +17,7 @@ from madlite.errors import UsageProblem
 from madlite.model import Metric, Value
 from madlite.reports.listing import names_of, status_words, value_of, wanted_status
 from madlite.reports.runs import BACK, UNREADABLE, StoredRun, began, names_with, open_run, several
-from madlite.reports.series import Entry, Sample, Series, group, matches, results_of
+from madlite.reports.series import Entry, Sample, Series, group, matches, of_record
 from madlite.reports.series_key import DIMENSIONS, record_dimensions, record_facts
 from madlite.store.index import RUN_COLUMNS, IndexedResult, IndexedRun, IndexFile, IndexReplaced, is_text
 from madlite.store.record import NotedRuns, Record
@@ -257,18 +257,16 @@ class RunIndex(IndexFile):
         for run, status, value, n, series, started, suspect, cv, study in found:
             if fitting is not None and n not in fitting:
                 continue
-            sample = None
-            if value is not None:
-                sample = Sample(
-                    value=value,
-                    run=run,
-                    when=started,
-                    place=above + run,
-                    suspect=suspect,
-                    steady_cv=cv,
-                    facts=facts[n],
-                    study=study,
-                )
+            sample = Sample(
+                value=value,
+                run=run,
+                when=started,
+                place=above + run,
+                suspect=suspect,
+                steady_cv=cv,
+                facts=facts[n],
+                study=study,
+            )
             yield run, Entry(key=keys[series], status=status, sample=sample)
 
     def _all(self, query: str, values: Iterable[object] = ()) -> list[Any]:
@@ -340,12 +338,11 @@ _decode_record = msgspec.json.Decoder(Record).decode
 _decode_key = msgspec.json.Decoder(tuple[str, ...]).decode
 _decode_facts = msgspec.json.Decoder(dict[str, str]).decode
 _encode = msgspec.json.Encoder().encode
-_NO_SAMPLE = Sample(value=0.0)
 
 
 def _indexed(run: StoredRun) -> IndexedRun:
     record, dimensions, headline = run.record, record_dimensions(run.record), run.headline
-    results = results_of(record, dimensions, _NO_SAMPLE) if run.is_over else ()
+    results = of_record(record, "") if run.is_over else ()
     return IndexedRun(
         name=run.folder.name,
         columns=_columns(run, dimensions, headline),
@@ -388,8 +385,7 @@ def _summary_of(record: Record, headline: Metric | None) -> str:
 
 
 def _result(entry: Entry) -> IndexedResult:
-    value = None if entry.sample is None else entry.sample.value
-    return IndexedResult(_encode(entry.key).decode(), entry.status, value)
+    return IndexedResult(_encode(entry.key).decode(), entry.status, entry.sample.value)
 
 
 def _joined(words: Iterable[str]) -> str:

@@ -18,7 +18,17 @@ from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex, open_index
 from madlite.reports.results_files import LEFT_OUT, Appended, read_results
 from madlite.reports.runs import BACK, LAST, StoredRun, appended_to, find_named, names_with, open_run
-from madlite.reports.series import Entry, Failure, Series, group, joined_by_key, matches, merged_facts, of_record
+from madlite.reports.series import (
+    Entry,
+    Failure,
+    Series,
+    group,
+    joined_by_key,
+    matches,
+    merged_facts,
+    of_record,
+    values_of,
+)
 from madlite.reports.series_key import FACTS, as_dimensions, record_facts
 from madlite.store.folder import is_run
 from madlite.text import counted
@@ -354,9 +364,8 @@ def _without(series: Series, runs: Collection[str]) -> Series | None:
     kept = tuple(sample for sample in series.samples if sample.run not in runs)
     if len(kept) == len(series.samples):
         return series
-    values = tuple(sample.value for sample in kept)
     return (
-        replace(series, values=values, samples=kept, facts=merged_facts(sample.facts for sample in kept))
+        replace(series, values=values_of(kept), samples=kept, facts=merged_facts(sample.facts for sample in kept))
         if kept
         else None
     )
