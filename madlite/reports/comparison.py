@@ -78,8 +78,13 @@ def _ms(time_s: float) -> str:
 
 
 def _profile(side: Series) -> StepProfile | None:
-    places = [Path(sample.place) for sample in reversed(side.samples) if sample.run and Path(sample.place).is_dir()]
-    return next((record.profile for place in places if (record := read_record(place)) and record.profile), None)
+    return next((record.profile for record in _records(side) if record.profile), None)
+
+
+def _records(series: Series) -> Iterator[Record]:
+    """Yield the records of a series' runs that are there, the newest first."""
+    places = (Path(sample.place) for sample in reversed(series.samples) if sample.run)
+    yield from (record for place in places if (record := read_record(place)) is not None)
 
 
 def compare_runs(side: Side, runs: Path, folders: Iterable[Path]) -> Report:
@@ -170,8 +175,7 @@ def _none_applies(new: Side) -> UsageProblem:
 
 def _measured(series: Series) -> Measured:
     """Return what is known of its newest run: of that run's record, else the dimensions of the series."""
-    places = [Path(sample.place) for sample in series.samples if sample.run and Path(sample.place).is_dir()]
-    record = read_record(places[-1]) if places else None
+    record = next(_records(series), None)
     return _of_run(series, record) if record is not None else of_dimensions(as_dimensions(series.key))
 
 

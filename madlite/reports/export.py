@@ -19,7 +19,7 @@ from madlite.reports.index import RunIndex
 from madlite.reports.results_files import ContentKeys, RecordedRows, open_results
 from madlite.reports.runs import StoredRun, appended_to, list_runs, named_time, utc_time
 from madlite.reports.selectors import Source, find_source, finished, no_results
-from madlite.reports.series import Entry, direction_of, matches, of_record, of_row
+from madlite.reports.series import Entry, RowParser, direction_of, matches, of_record
 from madlite.reports.series_key import as_dimensions
 from madlite.store.record import Record
 from madlite.text import printable, whole_number
@@ -156,22 +156,22 @@ class RowReader:
     def _of_run(self, run: StoredRun, where: Mapping[str, str]) -> Iterator[ExportRow]:
         for key, entry in _keyed(run.record, str(run.folder)):
             if matches(entry.key, entry.sample.facts, where):
-                yield self._row(key, entry, run.record.cause)
+                yield self._row(key, entry)
 
     def _of_file(self, path: Path, where: Mapping[str, str]) -> Iterator[ExportRow]:
         """Yield the rows of a file; one that a run beside it appended is that run's result."""
         keys = ContentKeys()
         with open_results(path) as rows:
-            known = RecordedRows(rows.columns, _appended(path))
+            known, read = RecordedRows(rows.columns, _appended(path)), RowParser(path, rows.columns)
             for line, texts in rows:
                 cells = dict(zip(rows.columns, texts, strict=True))
                 if recorded := known.next(texts) if known else None:
-                    key, entry, cause = recorded
+                    key, entry = recorded
                 else:
-                    entry, cause = of_row(cells, f"{path}:{line}"), cells.get("cause", "")
+                    entry = read(texts, line)
                     key = keys(_content(cells, entry))
                 if matches(entry.key, cells, where):
-                    yield self._row(key, entry, cause)
+                    yield self._row(key, entry)
         self.notes += rows.notes
 
     def _of_baseline(self, name: str, where: Mapping[str, str]) -> Iterator[ExportRow]:
@@ -182,15 +182,15 @@ class RowReader:
                 cells = {**as_dimensions(series.key), "performance": repr(sample.value)}
                 key = keys(_content(cells, entry))
                 if matches(series.key, {}, where):
-                    yield self._row(key, entry, "")
+                    yield self._row(key, entry)
 
-    def _row(self, key: str, entry: Entry, cause: str) -> ExportRow:
+    def _row(self, key: str, entry: Entry) -> ExportRow:
         known: dict[str, Any] = {name: self._clean(text) for name, text in as_dimensions(entry.key).items()}
         numbers = {name: whole_number(known[name]) for name in _NUMBERS}
         odd = {name: known[name] for name in _NUMBERS if known[name] and numbers[name] is None}
         known |= numbers
         metric, about = entry["metric"], entry.sample
-        status, cause = _judged(entry, cause)
+        status, cause = _judged(entry)
         return ExportRow(
             key=key,
             **known,
@@ -215,11 +215,10 @@ def _keyed(record: Record, place: str) -> Iterator[tuple[str, Entry]]:
         yield keys(_of_run_content(record.id, entry)), entry
 
 
-def _appended(path: Path) -> Iterator[tuple[Mapping[str, str], tuple[str, Entry, str]]]:
-    """Yield the rows that runs beside a file appended to it, and their results with their keys and causes."""
+def _appended(path: Path) -> Iterator[tuple[Mapping[str, str], tuple[str, Entry]]]:
+    """Yield the rows that runs beside a file appended to it, and their results with their keys."""
     for folder, record, rows in appended_to(path):
-        for cells, (key, entry) in zip(rows, _keyed(record, str(folder)), strict=True):
-            yield cells, (key, entry, record.cause)
+        yield from zip(rows, _keyed(record, str(folder)), strict=True)
 
 
 def _content(cells: Mapping[str, str], entry: Entry) -> dict[str, Json]:
@@ -233,10 +232,10 @@ def _of_run_content(run: str, entry: Entry) -> dict[str, Json]:
     return {"run": run, "model": entry["model"], "metric": entry["metric"]}
 
 
-def _judged(entry: Entry, cause: str) -> tuple[str, str]:
+def _judged(entry: Entry) -> tuple[str, str]:
     """Return status and cause; a success whose number is none, as other tools write it, is a failure."""
     is_wrong = entry.sample.value is None and entry.status == Status.SUCCESS.value and entry["metric"]
-    return (Status.FAILURE.value, cause or Cause.BAD_NUMBER.value) if is_wrong else (entry.status, cause)
+    return (Status.FAILURE.value, entry.cause or Cause.BAD_NUMBER.value) if is_wrong else (entry.status, entry.cause)
 
 
 def _finite(value: float | None) -> float | None:

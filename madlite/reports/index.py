@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -20,15 +20,13 @@ from madlite.reports.listing import names_of, status_words, value_of, wanted_sta
 from madlite.reports.runs import BACK, UNREADABLE, StoredRun, began, names_with, open_run, several
 from madlite.reports.series import Entry, Sample, Series, group, matches, of_record
 from madlite.reports.series_key import DIMENSIONS, record_dimensions, record_facts
-from madlite.store.index import RUN_COLUMNS, IndexedRun, IndexFile, IndexReplaced
+from madlite.store.index import RUN_COLUMNS, IndexedRun, IndexFile
 from madlite.store.record import NotedRuns, Record
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable
 
 
-T = TypeVar("T")
 Order = Literal["when", "card", "state", "duration", "number", "backend", "device", "gpus"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 _ORDER_COLUMNS = {name: name for name in ORDERS} | {"when": "at", "duration": "duration_s", "gpus": "CAST(gpus AS INT)"}
@@ -182,8 +180,7 @@ class RunIndex(IndexFile):
         if words := filters.q.lower().replace(",", " ").split():
             parts.append((f"({' OR '.join(['instr(names, ?)'] * len(words))})", words))
         if filters.of:
-            of = "(substr(batch, 1, length(?1)) = ?1 OR substr(study, 1, length(?1)) = ?1)".replace("?1", "?")
-            parts.append((of, (filters.of,) * 4))
+            parts.append(("(instr(batch, ?) = 1 OR instr(study, ?) = 1)", (filters.of,) * 2))
         parts += [(f"{_column(name)} = ?", (text,)) for name, text in filters.columns.items()]
         parts += [("at >= ?", (filters.since,))] if filters.since else []
         parts += [("substr(at, 1, length(?)) <= ?", (filters.until,) * 2)] if filters.until else []
@@ -238,7 +235,7 @@ class RunIndex(IndexFile):
             return keys, facts, connection.execute(_ENTRIES.format(of_series)).fetchall()
 
         # from one state of the tables: other processes may give the numbers of series and facts to others
-        keys, facts, found = self._retried(lambda: self.read(read))
+        keys, facts, found = self.read(read)
         fitting = {n for n, fact in facts.items() if matches((), fact, others)} if others else None
         above = str(self.folder / "x")[:-1]  # as a path is written, without making one each
         for run, status, value, n, series, started, suspect, cv, study in found:
@@ -258,15 +255,7 @@ class RunIndex(IndexFile):
 
     def _all(self, query: str, values: Iterable[object] = ()) -> list[Any]:
         bound = tuple(values)
-        return self._retried(lambda: self.use(lambda connection: connection.execute(query, bound).fetchall()))
-
-    def _retried(self, work: Callable[[], T]) -> T:
-        """Return what a function reads; where the file is made again, once it is filled."""
-        while True:
-            try:
-                return work()
-            except IndexReplaced:
-                self.refresh()
+        return self.use(lambda connection: connection.execute(query, bound).fetchall())
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -295,9 +296,9 @@ def of_record(record: Record, result: Result | None = None) -> tuple[Measured, R
 
 def of_dimensions(known: Mapping[str, str]) -> Measured:
     """Return what is known by the dimensions of a series alone, as of a results file without its runs."""
-    texts = {name: known[name] for name in ("model", "device", "precision", "mode", "backend")}
+    values: dict[str, Any] = {name: known[name] for name in ("model", "device", "precision", "mode", "backend")}
     numbers = ("seq_len", "gpus", "nodes", "micro_batch", "global_batch")
-    return Measured(**texts, **{name: whole_number(known[name]) for name in numbers})
+    return Measured(**values, **{name: whole_number(known[name]) for name in numbers})
 
 
 def _origin(metric: Metric) -> tuple[str, dict[str, str]]:

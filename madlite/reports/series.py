@@ -100,9 +100,15 @@ class Entry(Value, frozen=True, gc=False):
     key: tuple[str, ...]
     status: str
     sample: Sample = Sample()
+    cause: str = ""
 
     def __getitem__(self, dimension: str) -> str:
         return self.key[DIMENSIONS.index(dimension)]
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it has no number, and its run was not skipped."""
+        return self.sample.value is None and self.status != Status.SKIPPED.value
 
 
 class Failure(Value, frozen=True):
@@ -120,10 +126,10 @@ class Failure(Value, frozen=True):
     count: int = 1
 
     @classmethod
-    def of_series(cls, series: Series, count: int, cause: str = "") -> Failure:
+    def of_key(cls, key: Sequence[str], count: int, cause: str = "") -> Failure:
         """Return so many failed results of a series."""
-        names = {name: series[name] for name in ("model", "device", "precision")}
-        return cls(cause=cause, count=count, **names)
+        known = as_dimensions(key)
+        return cls(cause=cause, count=count, **{name: known[name] for name in ("model", "device", "precision")})
 
 
 def direction_of(metric: str) -> Direction:
@@ -196,7 +202,7 @@ def _series(key: tuple[str, ...], members: Sequence[Entry]) -> Series:
         values=values_of(samples),
         samples=samples,
         facts=merged_facts(sample.facts for sample in samples),
-        failed=sum(entry.sample.value is None and entry.status != Status.SKIPPED.value for entry in members),
+        failed=sum(entry.is_failure for entry in members),
         skipped=sum(entry.status == Status.SKIPPED.value for entry in members),
         direction=direction_of(key[-1]),
     )
@@ -237,7 +243,7 @@ class RowParser:
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self._file, self._columns = f"{path}:", columns
-        wanted = {"status", "suspect", *RESULT_COLUMNS, *FACTS}
+        wanted = {"status", "suspect", "cause", *RESULT_COLUMNS, *FACTS}
         self._alike = itemgetter(*(at for at, name in enumerate(columns) if name in wanted))
         self._number = columns.index("performance")
         self._run = columns.index("run") if "run" in columns else None
@@ -251,20 +257,18 @@ class RowParser:
             known = self._known[alike] = _status(cells), of_row({**cells, "performance": ""}, "")
         status, blank = known
         value = _number(status, texts[self._number], blank.key[-1])
-        if value is None:
-            return blank
         run, place = "" if self._run is None else texts[self._run], f"{self._file}{line}"
         sample = Sample(value=value, run=run, place=place, suspect=blank.sample.suspect, facts=blank.sample.facts)
-        return Entry(key=blank.key, status=status, sample=sample)
+        return Entry(key=blank.key, status=blank.status if value is None else status, sample=sample, cause=blank.cause)
 
 
 def _result(key: tuple[str, ...], cells: Mapping[str, str], about: Sample) -> Entry:
     """Return a row as a result; `about` is what is known of its run, without a number."""
-    status = _status(cells)
+    status, cause = _status(cells), cells.get("cause", "").strip()
     value = _number(status, cells.get("performance", ""), key[-1])
     if value is None:
-        return Entry(key=key, status=status or Status.FAILURE.value, sample=about)
-    return Entry(key=key, status=status, sample=replace(about, value=value))
+        return Entry(key=key, status=status or Status.FAILURE.value, sample=about, cause=cause)
+    return Entry(key=key, status=status, sample=replace(about, value=value), cause=cause)
 
 
 def _status(cells: Mapping[str, str]) -> str:
@@ -294,7 +298,7 @@ def of_record(record: Record, place: str) -> Iterator[Entry]:
     dimensions, sample = record_dimensions(record), _record_sample(record, place)
     rows = record.rows.cells if record.rows is not None else _rows_without_file(record)
     for cells in rows:
-        yield _recorded_entry(dimensions, cells, sample)
+        yield replace(_recorded_entry(dimensions, cells, sample), cause=record.cause)
 
 
 def _record_sample(record: Record, place: str) -> Sample:

@@ -41,6 +41,7 @@ RUN_COLUMNS = (
 )
 """What the table of runs has of each run, by which lists are filtered and sorted."""
 _AT_ONCE = 500  # runs of one transaction: a tenth of a second
+_MOST_REPLACED = 3  # times that a process makes the file again
 _RECENT_NS = 2 * 10**9  # a file that changed so shortly before may change again without another time
 _TABLES = (
     "CREATE TABLE checked(at REAL NOT NULL)",  # when the files of all records were looked at
@@ -92,10 +93,6 @@ class Refreshed(NamedTuple):
     removed: int
 
 
-class IndexReplaced(Exception):
-    """The index had to be made again while it was used, and is empty."""
-
-
 class IndexFile:
     """A connection to the index of a folder of runs, for all threads of a process: one statement or block at a time."""
 
@@ -107,7 +104,7 @@ class IndexFile:
         self.notes: tuple[str, ...] = ()  # what is unexpected about the file; a small folder has none, which is not
         self.path: Path | None = None  # None: in memory
         self._lock = threading.RLock()
-        self._inode = 0
+        self._inode = self._replaced = 0
         self._connection = self._open(folder / FILE)
 
     def __enter__(self) -> Self:
@@ -123,24 +120,21 @@ class IndexFile:
     def use(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return what a function reads from the connection.
 
-        Raises:
-            IndexReplaced: the file turned out damaged or was removed, and is made again.
+        A file that turns out damaged, or was removed, is made again and filled before.
         """
         import sqlite3
 
         with self._lock:
             # SQLite would take the rollback journal of a file that another process made in its place for its own
             if self.path is not None and _inode(self.path) != self._inode:
-                self.close()
-                self._connection = self._open(self.path)
-                raise IndexReplaced
+                self._replace(self.path, None)
             try:
                 return work(self._connection)
             except sqlite3.DatabaseError as error:
                 if self.path is None:
                     raise
                 self._replace(self.path, error)
-                raise IndexReplaced from error
+            return self.use(work)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """As `use`, from one state of the tables, whatever other processes write meanwhile."""
@@ -156,15 +150,6 @@ class IndexFile:
 
         with self._lock, suppress(sqlite3.Error):
             self._connection.close()
-
-    def refresh(self) -> Refreshed:
-        """Bring the index up to date with folders and log; other processes may do so at the same time."""
-        for _ in range(3):  # a file that is damaged, and a folder that turns out full
-            with suppress(IndexReplaced):
-                return self._refresh()
-        self.close()
-        self._connection = self._in_memory(f"the index {self.path} is removed again and again")
-        return self._refresh()
 
     # The file.
 
@@ -202,19 +187,25 @@ class IndexFile:
         _make_anew(connection, 1)
         return connection
 
-    def _replace(self, path: Path, error: sqlite3.DatabaseError) -> None:
-        """Make a damaged file again; one that cannot be written to is left alone."""
+    def _replace(self, path: Path, error: sqlite3.DatabaseError | None) -> None:
+        """Make a damaged or removed file again, and fill it; one that cannot be written to is left alone."""
         self.close()
-        if _is_damage(error):
-            self.notes += (f"the index {path} was damaged and is made again",)
-            _remove(path)
-            self._connection = self._open(path)
-        else:
+        self._replaced += 1
+        if error is not None and not _is_damage(error):
             self._connection = self._in_memory(f"the index {path} cannot be written: {error}")
+        elif self._replaced > _MOST_REPLACED:
+            self._connection = self._in_memory(f"the index {path} is damaged or removed again and again")
+        else:
+            if error is not None:
+                self.notes += (f"the index {path} was damaged and is made again",)
+                _remove(path)
+            self._connection = self._open(path)
+        self.refresh()
 
     # Up to date.
 
-    def _refresh(self) -> Refreshed:
+    def refresh(self) -> Refreshed:
+        """Bring the index up to date with folders and log; other processes may do so at the same time."""
         now = time.time()
         names = _scan(self.folder)
         noted = NotedRuns(self.folder)  # behind it: a run that is imported has its line before its folder is there

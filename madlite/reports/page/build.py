@@ -312,7 +312,7 @@ def _uncaused(series: Iterable[Series], named: Iterable[Failure]) -> Iterator[Fa
         known = min(each.failed, told.get(each["model"], 0))
         told[each["model"]] = told.get(each["model"], 0) - known
         if each.failed > known:
-            yield Failure.of_series(each, each.failed - known)
+            yield Failure.of_key(each.key, each.failed - known)
 
 
 def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...]:
