@@ -75,7 +75,8 @@ class SeriesSummary(Value, frozen=True):
 class RunIndex(IndexFile):
     """The index of a folder of runs; all methods may be called from any thread."""
 
-    version = f"1 {' '.join(DIMENSIONS)}"  # another number where the same record gives other columns, keys or facts
+    # another number where the same record gives other columns, keys or facts
+    version = f"1 {' '.join((*DIMENSIONS, *StoredRun.__struct_fields__))}"
 
     def read_runs(self, names: Sequence[str], noted: NotedRuns) -> Iterator[IndexedRun]:
         """Return runs as `list_runs` has them."""

@@ -298,7 +298,8 @@ def of_dimensions(known: Mapping[str, str]) -> Measured:
     """Return what is known by the dimensions of a series alone, as of a results file without its runs."""
     values: dict[str, Any] = {name: known[name] for name in ("model", "device", "precision", "mode", "backend")}
     numbers = ("seq_len", "gpus", "nodes", "micro_batch", "global_batch")
-    return Measured(**values, **{name: whole_number(known[name]) for name in numbers})
+    values |= {name: whole_number(known[name]) for name in numbers}
+    return Measured(**values)
 
 
 def _origin(metric: Metric) -> tuple[str, dict[str, str]]:
