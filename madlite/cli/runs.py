@@ -97,7 +97,7 @@ def command(
         of = index.named_by(of)
         filters = RunFilter(
             status=status,
-            words=tuple(word for text in tags for word in text.split(",")),
+            q=",".join(tags),
             of=of,
             since=_utc(since),
             until=_utc(until and until - timedelta(seconds=1)),  # the end is none of it

@@ -519,33 +519,28 @@ def as_json(report: Report, trips: Sequence[Trip]) -> str:
     )
 
 
+_AS_THEY_ARE = (
+    *("verdict", "reason", "base", "new", "ratio", "change", "p", "noise", "noise_from", "floor", "direction"),
+    "source",
+)
+
+
 def _line(comparison: Comparison) -> dict[str, object]:
     """Return one series for programs: change, interval, noise and floor are parts of the base; above 0 is better."""
     base, new = comparison.pair.base, comparison.pair.new
     return {
         "series": as_dimensions(new.key),
-        "verdict": comparison.verdict,
-        "reason": comparison.reason,
-        "base": comparison.base,
-        "new": comparison.new,
+        **{name: getattr(comparison, name) for name in _AS_THEY_ARE},
         "base_runs": len(base.values),
         "new_runs": len(new.values),
         "base_failed": base.failed,
         "new_failed": new.failed,
-        "ratio": comparison.ratio,
         "ratio_low": comparison.interval.low if comparison.interval else None,
         "ratio_high": comparison.interval.high if comparison.interval else None,
-        "change": comparison.change,
-        "p": comparison.p,
-        "noise": comparison.noise,
-        "noise_from": comparison.noise_from,
-        "floor": comparison.floor,
-        "direction": comparison.direction,
         "unknown": comparison.pair.unknown,
         "differences": [
             {"name": each.name, "base": each.values[0], "new": each.values[1]} for each in comparison.differences
         ],
-        "source": comparison.source,
     }
 
 

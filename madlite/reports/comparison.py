@@ -16,7 +16,7 @@ from madlite.plan.inputs import RUNS
 from madlite.references import unit_of
 from madlite.reports.compare import DEFAULTS, Comparison, History, Report, Settings, compare, compare_pair, report_of
 from madlite.reports.index import RunIndex, open_index
-from madlite.reports.references import Measured, matches_for, of_record, of_series, stated_otherwise
+from madlite.reports.references import Measured, matches_for, of_dimensions, of_record, stated_otherwise
 from madlite.reports.runs import open_run
 from madlite.reports.selectors import PUBLISHED, Side, of_runs, run_history
 from madlite.reports.series import Pair, Series, direction_of, group, of_plan_row, pair
@@ -31,12 +31,12 @@ def relative_change(side: Side, plan: RunPlan, cells: Mapping[str, str]) -> str:
     "" where the base has no such series or several, or the row no number.
     """
     entry = of_plan_row(plan, cells)
-    if entry.sample is None:
+    if (value := entry.sample.value) is None:
         return ""
     with_numbers = [series for series in side.series if series.values]
-    pairs, _, _ = pair(with_numbers, [Series(key=entry.key, values=(entry.sample.value,))])
+    pairs, _, _ = pair(with_numbers, [Series(key=entry.key, values=(value,))])
     middle = median(pairs[0].base.values) if len(pairs) == 1 else 0.0
-    return f"{100 * (entry.sample.value - middle) / abs(middle):.2f}" if middle else ""
+    return f"{100 * (value - middle) / abs(middle):.2f}" if middle else ""
 
 
 def compare_sides(
@@ -78,8 +78,13 @@ def _ms(time_s: float) -> str:
 
 
 def _profile(side: Series) -> StepProfile | None:
-    places = [Path(sample.place) for sample in reversed(side.samples) if sample.run and Path(sample.place).is_dir()]
-    return next((record.profile for place in places if (record := read_record(place)) and record.profile), None)
+    return next((record.profile for record in _records(side) if record.profile), None)
+
+
+def _records(series: Series) -> Iterator[Record]:
+    """Yield the records of a series' runs that are there, the newest first."""
+    places = (Path(sample.place) for sample in reversed(series.samples) if sample.run)
+    yield from (record for place in places if (record := read_record(place)) is not None)
 
 
 def compare_runs(side: Side, runs: Path, folders: Iterable[Path]) -> Report:
@@ -107,7 +112,7 @@ def slowdowns(workspace: Path, ids: Sequence[str]) -> list[str]:
         for new in of_runs("", map(open_run, map(runs.joinpath, ids)), {}).series:
             here = {"machine": name} if (name := next(iter(new.facts.get("machine", ())), "")) else {}
             entries = (entry for run, entry in index.entries({**as_dimensions(new.key), **here}) if run not in ids)
-            base = [entry for entry in entries if entry.sample is not None and not entry.sample.suspect]
+            base = [entry for entry in entries if entry.sample.value is not None and not entry.sample.suspect]
             if new.values and len(base) >= _FEWEST_EARLIER:
                 found += _slowdown(Pair(base=group(base[-_MOST_EARLIER:])[0], new=new))
     return found
@@ -170,9 +175,8 @@ def _none_applies(new: Side) -> UsageProblem:
 
 def _measured(series: Series) -> Measured:
     """Return what is known of its newest run: of that run's record, else the dimensions of the series."""
-    places = [Path(sample.place) for sample in series.samples if sample.run and Path(sample.place).is_dir()]
-    record = read_record(places[-1]) if places else None
-    return _of_run(series, record) if record is not None else of_series(series)
+    record = next(_records(series), None)
+    return _of_run(series, record) if record is not None else of_dimensions(as_dimensions(series.key))
 
 
 def _of_run(series: Series, record: Record) -> Measured:

@@ -19,8 +19,8 @@ from madlite.reports.index import RunIndex
 from madlite.reports.results_files import ContentKeys, RecordedRows, open_results
 from madlite.reports.runs import StoredRun, appended_to, list_runs, named_time, utc_time
 from madlite.reports.selectors import Source, find_source, finished, no_results
-from madlite.reports.series import Entry, Sample, direction_of, matches, of_record, of_row, record_sample, row_sample
-from madlite.reports.series_key import as_dimensions, record_facts
+from madlite.reports.series import Entry, RowParser, direction_of, matches, of_record
+from madlite.reports.series_key import as_dimensions
 from madlite.store.record import Record
 from madlite.text import printable, whole_number
 
@@ -154,49 +154,47 @@ class RowReader:
                 self.notes.append(problem.message)
 
     def _of_run(self, run: StoredRun, where: Mapping[str, str]) -> Iterator[ExportRow]:
-        facts = record_facts(run.record)
         for key, entry in _keyed(run.record, str(run.folder)):
-            if matches(entry.key, facts, where):
-                yield self._row(key, entry, record_sample(run.record, str(run.folder)), run.record.cause)
+            if matches(entry.key, entry.sample.facts, where):
+                yield self._row(key, entry)
 
     def _of_file(self, path: Path, where: Mapping[str, str]) -> Iterator[ExportRow]:
         """Yield the rows of a file; one that a run beside it appended is that run's result."""
         keys = ContentKeys()
         with open_results(path) as rows:
-            known = RecordedRows(rows.columns, _appended(path))
+            known, read = RecordedRows(rows.columns, _appended(path)), RowParser(path, rows.columns)
             for line, texts in rows:
                 cells = dict(zip(rows.columns, texts, strict=True))
                 if recorded := known.next(texts) if known else None:
-                    key, entry, record, folder = recorded
-                    about, cause = record_sample(record, str(folder)), record.cause
+                    key, entry = recorded
                 else:
-                    entry, about = of_row(cells, f"{path}:{line}"), row_sample(cells, f"{path}:{line}")
-                    key, cause = keys(_content(cells, entry, about)), cells.get("cause", "")
+                    entry = read(texts, line)
+                    key = keys(_content(cells, entry))
                 if matches(entry.key, cells, where):
-                    yield self._row(key, entry, about, cause)
+                    yield self._row(key, entry)
         self.notes += rows.notes
 
     def _of_baseline(self, name: str, where: Mapping[str, str]) -> Iterator[ExportRow]:
         keys = ContentKeys()
         for series in load_baseline(self._index.folder, name).series:
-            for sample in series.samples or (Sample(value=value) for value in series.values):
+            for sample in series.samples:
                 entry = Entry(key=series.key, status="SUCCESS", sample=sample)
                 cells = {**as_dimensions(series.key), "performance": repr(sample.value)}
-                key = keys(_content(cells, entry, sample))
+                key = keys(_content(cells, entry))
                 if matches(series.key, {}, where):
-                    yield self._row(key, entry, sample, "")
+                    yield self._row(key, entry)
 
-    def _row(self, key: str, entry: Entry, about: Sample, cause: str) -> ExportRow:
+    def _row(self, key: str, entry: Entry) -> ExportRow:
         known: dict[str, Any] = {name: self._clean(text) for name, text in as_dimensions(entry.key).items()}
         numbers = {name: whole_number(known[name]) for name in _NUMBERS}
         odd = {name: known[name] for name in _NUMBERS if known[name] and numbers[name] is None}
         known |= numbers
-        metric = entry["metric"]
-        status, cause = _judged(entry, cause)
+        metric, about = entry["metric"], entry.sample
+        status, cause = _judged(entry)
         return ExportRow(
             key=key,
             **known,
-            value=_finite(entry.sample.value if entry.sample is not None else None),
+            value=_finite(about.value),
             unit=QUANTITIES[metric].unit if metric in QUANTITIES else "",
             direction=direction_of(metric),
             status=self._clean(status),
@@ -217,17 +215,16 @@ def _keyed(record: Record, place: str) -> Iterator[tuple[str, Entry]]:
         yield keys(_of_run_content(record.id, entry)), entry
 
 
-def _appended(path: Path) -> Iterator[tuple[Mapping[str, str], tuple[str, Entry, Record, Path]]]:
+def _appended(path: Path) -> Iterator[tuple[Mapping[str, str], tuple[str, Entry]]]:
     """Yield the rows that runs beside a file appended to it, and their results with their keys."""
     for folder, record, rows in appended_to(path):
-        for cells, (key, entry) in zip(rows, _keyed(record, str(folder)), strict=True):
-            yield cells, (key, entry, record, folder)
+        yield from zip(rows, _keyed(record, str(folder)), strict=True)
 
 
-def _content(cells: Mapping[str, str], entry: Entry, about: Sample) -> dict[str, Json]:
+def _content(cells: Mapping[str, str], entry: Entry) -> dict[str, Json]:
     """Return what a row's key is made of: its run, or else all it holds."""
-    if about.run.strip():
-        return _of_run_content(about.run.strip(), entry)
+    if run := entry.sample.run.strip():
+        return _of_run_content(run, entry)
     return {name: text for name, text in cells.items() if text.strip()}
 
 
@@ -235,10 +232,10 @@ def _of_run_content(run: str, entry: Entry) -> dict[str, Json]:
     return {"run": run, "model": entry["model"], "metric": entry["metric"]}
 
 
-def _judged(entry: Entry, cause: str) -> tuple[str, str]:
+def _judged(entry: Entry) -> tuple[str, str]:
     """Return status and cause; a success whose number is none, as other tools write it, is a failure."""
-    is_wrong = entry.sample is None and entry.status == Status.SUCCESS.value and entry["metric"]
-    return (Status.FAILURE.value, cause or Cause.BAD_NUMBER.value) if is_wrong else (entry.status, cause)
+    is_wrong = entry.sample.value is None and entry.status == Status.SUCCESS.value and entry["metric"]
+    return (Status.FAILURE.value, entry.cause or Cause.BAD_NUMBER.value) if is_wrong else (entry.status, entry.cause)
 
 
 def _finite(value: float | None) -> float | None:

@@ -9,25 +9,24 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from madlite.errors import UsageProblem
 from madlite.model import Metric, Value
 from madlite.reports.listing import names_of, status_words, value_of, wanted_status
 from madlite.reports.runs import BACK, UNREADABLE, StoredRun, began, names_with, open_run, several
-from madlite.reports.series import Entry, Sample, Series, group, matches, results_of
+from madlite.reports.series import Entry, Sample, Series, group, matches, of_record
 from madlite.reports.series_key import DIMENSIONS, record_dimensions, record_facts
-from madlite.store.index import RUN_COLUMNS, IndexedResult, IndexedRun, IndexFile, IndexReplaced, is_text
+from madlite.store.index import RUN_COLUMNS, IndexedRun, IndexFile
 from madlite.store.record import NotedRuns, Record
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable
 
 
-T = TypeVar("T")
 Order = Literal["when", "card", "state", "duration", "number", "backend", "device", "gpus"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 _ORDER_COLUMNS = {name: name for name in ORDERS} | {"when": "at", "duration": "duration_s", "gpus": "CAST(gpus AS INT)"}
@@ -37,8 +36,7 @@ COLUMNS = (
 )
 """The columns of a run by which runs can be filtered: the exact text."""
 _MOST_VALUES = 200  # of a column that are offered as a filter
-_MOST_KEPT = 200  # answers
-_STORED = "SELECT runs.id, state, problem, origin, pruned, collected, record FROM runs JOIN summaries ON run = n"
+_STORED = "SELECT text FROM runs JOIN summaries ON run = n"
 
 _ENTRIES = (
     "SELECT runs.id, results.status, value, facts, results.series, started, suspect, steady_cv, study "
@@ -48,13 +46,13 @@ _ENTRIES = (
 
 
 class RunFilter(Value, frozen=True):
-    """Which runs: those of a status as `madlite runs --status`, of cards with a word, of a batch or study (`of`).
+    """Which runs: those of a status as `madlite runs --status`, of cards with a word of `q`, `of` a batch or study.
 
     `columns` are exact values by the names of COLUMNS; `since` and `until` are UTC times or their beginnings.
     """
 
     status: str = ""
-    words: tuple[str, ...] = ()
+    q: str = ""
     of: str = ""
     columns: dict[str, str] = {}
     since: str = ""
@@ -77,12 +75,8 @@ class SeriesSummary(Value, frozen=True):
 class RunIndex(IndexFile):
     """The index of a folder of runs; all methods may be called from any thread."""
 
-    version = f"1 {' '.join(DIMENSIONS)}"  # another number where the same record gives other columns, keys or facts
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._known: dict[tuple[object, ...], Any] = {}  # answers about all runs, until a row changes
-        self._known_of: tuple[int, ...] = ()
+    # another number where the same record gives other columns, keys or facts
+    version = f"1 {' '.join((*DIMENSIONS, *StoredRun.__struct_fields__))}"
 
     def read_runs(self, names: Sequence[str], noted: NotedRuns) -> Iterator[IndexedRun]:
         """Return runs as `list_runs` has them."""
@@ -120,7 +114,7 @@ class RunIndex(IndexFile):
             UsageProblem: there is no such status.
         """
         where, values = self._where(filters)
-        return int(self._kept(f"SELECT count(*) FROM runs WHERE {where}", values)[0][0])  # noqa: S608
+        return int(self._all(f"SELECT count(*) FROM runs WHERE {where}", values)[0][0])  # noqa: S608
 
     def named_by(self, of: str, *, alone: bool = False) -> str:
         """Return how the id of a study or batch begins that `--of` names: by its beginning, else any part of it.
@@ -133,11 +127,11 @@ class RunIndex(IndexFile):
         """
         if back := BACK.fullmatch(of):
             query = "SELECT study FROM runs WHERE study != '' GROUP BY study ORDER BY max(at) DESC LIMIT 1 OFFSET ?"
-            if not (found := self._kept(query, (int(back[1] or 0),))):
+            if not (found := self._all(query, (int(back[1] or 0),))):
                 raise UsageProblem(f"study {of}: there are not so many in {self.folder}", "madlite runs --group study")
             return str(found[0][0])
         every = "SELECT study AS id FROM runs UNION SELECT batch FROM runs"
-        rows = self._kept(f"SELECT id FROM ({every}) WHERE instr(id, ?) ORDER BY id", (of,)) if of else ()  # noqa: S608
+        rows = self._all(f"SELECT id FROM ({every}) WHERE instr(id, ?) ORDER BY id", (of,)) if of else ()  # noqa: S608
         known = names_with([row[0] for row in rows], of)
         if len(known) > 1 and (alone or not known[0].startswith(of)):
             raise several(of, known, "studies and batches")
@@ -160,12 +154,12 @@ class RunIndex(IndexFile):
 
     def states(self) -> dict[str, int]:
         """Return how many runs are in each state."""
-        return dict(self._kept("SELECT state, count(*) FROM runs GROUP BY state ORDER BY state", ()))
+        return dict(self._all("SELECT state, count(*) FROM runs GROUP BY state ORDER BY state", ()))
 
     def values(self, column: str) -> tuple[str, ...]:
         """Return the different texts of one of COLUMNS, sorted; not more than a user would look through."""
         query = f"SELECT DISTINCT {_column(column)} FROM runs WHERE {column} != '' ORDER BY 1 LIMIT {_MOST_VALUES}"  # noqa: S608
-        return tuple(row[0] for row in self._kept(query))
+        return tuple(row[0] for row in self._all(query))
 
     def problems(self) -> list[StoredRun]:
         """Return the runs whose records cannot be read, the newest last."""
@@ -174,29 +168,20 @@ class RunIndex(IndexFile):
         return list(map(self._stored, self._all(query, ())))
 
     def _stored(self, row: Sequence[Any]) -> StoredRun:
-        name, state, problem, origin, pruned, collected, summary = row
-        return StoredRun(
-            folder=self.folder / name,
-            state=state,
-            record=_decode_record(summary),
-            problem=problem,
-            origin=origin,
-            pruned=bool(pruned),
-            collected=bool(collected),
-        )
+        run = _decode_run(row[0])
+        return replace(run, folder=self.folder / run.folder)
 
     def _where(self, filters: RunFilter) -> tuple[str, list[object]]:
         """Return the condition of a query and its values."""
-        causes = [row[0] for row in self._kept("SELECT DISTINCT cause FROM runs")] if filters.status else ()
+        causes = [row[0] for row in self._all("SELECT DISTINCT cause FROM runs")] if filters.status else ()
         status = wanted_status(filters.status, causes)
         parts: list[tuple[str, Sequence[object]]] = []
         if status:
             parts.append(("instr(words, char(31) || ? || char(31))", (status,)))
-        if words := [word.lower() for word in filters.words if word]:
+        if words := filters.q.lower().replace(",", " ").split():
             parts.append((f"({' OR '.join(['instr(names, ?)'] * len(words))})", words))
         if filters.of:
-            of = "(substr(batch, 1, length(?1)) = ?1 OR substr(study, 1, length(?1)) = ?1)".replace("?1", "?")
-            parts.append((of, (filters.of,) * 4))
+            parts.append(("(instr(batch, ?) = 1 OR instr(study, ?) = 1)", (filters.of,) * 2))
         parts += [(f"{_column(name)} = ?", (text,)) for name, text in filters.columns.items()]
         parts += [("at >= ?", (filters.since,))] if filters.since else []
         parts += [("substr(at, 1, length(?)) <= ?", (filters.until,) * 2)] if filters.until else []
@@ -219,7 +204,7 @@ class RunIndex(IndexFile):
             "FROM results JOIN series ON series.n = results.series JOIN runs ON runs.n = results.run "
             "GROUP BY series.n ORDER BY last_at DESC, series.n"
         )
-        found = (SeriesSummary(id=n, key=_decode_key(text), runs=runs) for text, n, runs, _ in self._kept(query))
+        found = (SeriesSummary(id=n, key=_decode_key(text), runs=runs) for text, n, runs, _ in self._all(query))
         return [summary for summary in found if summary.key[-1]]  # runs that failed before they had a metric are none
 
     def series_of(self, numbers: Sequence[int]) -> list[Series]:
@@ -251,53 +236,27 @@ class RunIndex(IndexFile):
             return keys, facts, connection.execute(_ENTRIES.format(of_series)).fetchall()
 
         # from one state of the tables: other processes may give the numbers of series and facts to others
-        keys, facts, found = self._retried(lambda: self.read(read))
+        keys, facts, found = self.read(read)
         fitting = {n for n, fact in facts.items() if matches((), fact, others)} if others else None
         above = str(self.folder / "x")[:-1]  # as a path is written, without making one each
         for run, status, value, n, series, started, suspect, cv, study in found:
             if fitting is not None and n not in fitting:
                 continue
-            sample = None
-            if value is not None:
-                sample = Sample(
-                    value=value,
-                    run=run,
-                    when=started,
-                    place=above + run,
-                    suspect=suspect,
-                    steady_cv=cv,
-                    facts=facts[n],
-                    study=study,
-                )
+            sample = Sample(
+                value=value,
+                run=run,
+                when=started,
+                place=above + run,
+                suspect=suspect,
+                steady_cv=cv,
+                facts=facts[n],
+                study=study,
+            )
             yield run, Entry(key=keys[series], status=status, sample=sample)
 
     def _all(self, query: str, values: Iterable[object] = ()) -> list[Any]:
         bound = tuple(values)
-        return self._retried(lambda: self.use(lambda connection: connection.execute(query, bound).fetchall()))
-
-    def _kept(self, query: str, values: Iterable[object] = ()) -> list[Any]:
-        """As `_all`, of a query that has to look at every run: its answer is kept until the tables change."""
-        bound = tuple(values)
-
-        def read(connection: sqlite3.Connection) -> list[Any]:
-            written = id(connection), connection.execute("PRAGMA data_version").fetchone()[0], connection.total_changes
-            if written != self._known_of or len(self._known) >= _MOST_KEPT:
-                self._known, self._known_of = {}, written
-            key = (query, *bound)
-            if key not in self._known:
-                self._known[key] = connection.execute(query, bound).fetchall()
-            found: list[Any] = self._known[key]
-            return found
-
-        return self._retried(lambda: self.use(read))
-
-    def _retried(self, work: Callable[[], T]) -> T:
-        """Return what a function reads; where the file is made again, once it is filled."""
-        while True:
-            try:
-                return work()
-            except IndexReplaced:
-                self.refresh()
+        return self.use(lambda connection: connection.execute(query, bound).fetchall())
 
 
 @contextmanager
@@ -336,22 +295,21 @@ _LEFT_OUT = frozenset(
 )
 _KEPT = tuple(name for name in Record.__struct_fields__ if name not in _LEFT_OUT)
 _kept_of = attrgetter(*_KEPT)
-_decode_record = msgspec.json.Decoder(Record).decode
+_decode_run = msgspec.json.Decoder(StoredRun, dec_hook=lambda kind, text: kind(text)).decode
 _decode_key = msgspec.json.Decoder(tuple[str, ...]).decode
 _decode_facts = msgspec.json.Decoder(dict[str, str]).decode
-_encode = msgspec.json.Encoder().encode
-_NO_SAMPLE = Sample(value=0.0)
+_encode = msgspec.json.Encoder(enc_hook=str).encode  # of paths
 
 
 def _indexed(run: StoredRun) -> IndexedRun:
     record, dimensions, headline = run.record, record_dimensions(run.record), run.headline
-    results = results_of(record, dimensions, _NO_SAMPLE) if run.is_over else ()
+    results = of_record(record, "") if run.is_over else ()
     return IndexedRun(
         name=run.folder.name,
         columns=_columns(run, dimensions, headline),
-        summary=_summary_of(record, headline),
+        summary=_summary_of(run, headline),
         facts=_encode(record_facts(record)).decode(),
-        results=[_result(entry) for entry in results],
+        results=[(_encode(entry.key).decode(), entry.status, entry.sample.value) for entry in results],
         is_settled=run.state != UNREADABLE and bool(record.card),
     )
 
@@ -376,25 +334,16 @@ def _columns(run: StoredRun, dimensions: Mapping[str, str], headline: Metric | N
     }
 
 
-_LISTED = ("card", "cause", "study", "batch", "duration_s", "metric", "collected", "origin", "pruned")
+_LISTED = ("card", "cause", "study", "batch", "duration_s", "metric", "origin", "pruned")
 _OF_DIMENSIONS = tuple(name for name in DIMENSIONS if name in RUN_COLUMNS)
 
 
-def _summary_of(record: Record, headline: Metric | None) -> str:
-    """Return what lists show of a record, as one that has nothing else."""
-    kept = {name: value for name, value in zip(_KEPT, _kept_of(record), strict=True) if value}
-    metrics = (headline,) if headline else ()
-    return _encode({**kept, "id": _text(record.id), "metrics": metrics}).decode()
-
-
-def _result(entry: Entry) -> IndexedResult:
-    value = None if entry.sample is None else entry.sample.value
-    return IndexedResult(_encode(entry.key).decode(), entry.status, value)
+def _summary_of(run: StoredRun, headline: Metric | None) -> str:
+    """Return what lists show of a run, whose record has nothing else."""
+    kept = {name: value for name, value in zip(_KEPT, _kept_of(run.record), strict=True) if value}
+    record = {**kept, "metrics": (headline,) if headline else ()}
+    return _encode({**asdict(run), "folder": run.folder.name, "record": record}).decode()
 
 
 def _joined(words: Iterable[str]) -> str:
-    return _text(SEPARATOR + SEPARATOR.join(filter(None, words)) + SEPARATOR)
-
-
-def _text(text: str) -> str:
-    return text if is_text(text) else text.encode("utf-8", "replace").decode()
+    return SEPARATOR + SEPARATOR.join(filter(None, words)) + SEPARATOR

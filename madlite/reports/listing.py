@@ -276,10 +276,6 @@ def group_runs(runs: Iterable[StoredRun], by: str) -> list[RunGroup]:
     ]
 
 
-GROUPS = ("study", "batch", "series", "card")
-"""What runs can be grouped by."""
-
-
 def _dimensions(run: StoredRun) -> dict[str, str]:
     metric = run.headline.metric if run.headline else ""
     return {**record_dimensions(run.record), "metric": metric}

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,10 +19,10 @@ from madlite.backends.loader import Plugins
 from madlite.errors import MadliteError
 from madlite.files import exists, shown
 from madlite.machine.products import find_product
-from madlite.model import Metric, Quantity, Reference, Result, RunPlan, Status, Value, Variant
+from madlite.model import Metric, Quantity, Reference, Result, RunPlan, Status, Value
 from madlite.plan.place import is_changed
 from madlite.references import FILE, read_references, unit_of
-from madlite.reports.series import Series
+from madlite.reports.series_key import record_dimensions
 from madlite.secrets import Redactor
 from madlite.store.record import Record, plan_fields, result_of
 from madlite.text import align, percent, printable, whole_number
@@ -246,7 +247,6 @@ def stated_otherwise(reference: Reference, run: Measured) -> Iterator[tuple[str,
 # A success beside the published figure that is nearest to it.
 
 
-_OF_VARIANT = ("precision", "seq_len", "mode", "micro_batch", "global_batch", "release")
 _OF_SCRIPT = ("mode", "precision", "seq_len", "batch_size")  # columns of MAD's results files
 
 
@@ -263,42 +263,23 @@ def of_plan(plan: RunPlan, result: Result) -> tuple[Measured, Result]:
 
 
 def of_record(record: Record, result: Result | None = None) -> tuple[Measured, Result]:
-    """Return the same of a run's record; `result` is where the record has none yet."""
-    place = record.place
-    run = Measured(
-        model=record.card,
-        device=record.device,
-        product=record.architecture,
-        gpus=place.nodes * place.gpus_per_node if place is not None else None,
-        nodes=place.nodes if place is not None else None,
-        backend=record.backend,
-    )
-    return _completed(run, record.variant, result or result_of(record), record.origins)
+    """Return the same of a run's record; `result` is where the record has none yet.
 
-
-def of_series(series: Series) -> Measured:
-    """Return what is known of a series by its dimensions alone, as of a results file without its runs."""
-    numbers = ("seq_len", "gpus", "nodes", "micro_batch", "global_batch")
-    run = Measured(model=series["model"], device=series["device"])
-    texts = {name: series[name] for name in ("precision", "mode", "backend")}
-    return replace(run, **texts, **{name: whole_number(series[name]) for name in numbers})
-
-
-def _completed(
-    run: Measured, variant: Variant | None, result: Result, origins: Mapping[str, str]
-) -> tuple[Measured, Result]:
-    """Return a run with the sizes of its variant; of a card's own script with those that its first result names.
-
-    A model of which a setting changed the shape is none that anyone has published.
+    The sizes are those of its variant, of a card's own script those that its first result names.  A model of which a
+    setting changed the shape is none that anyone has published.
     """
-    attention = result.compute.attention if result.compute is not None else ""
+    result, variant = result or result_of(record), record.variant
     first = result.metrics[0] if result.metrics else None
     columns = dict(first.columns) if first is not None else {}
-    run = replace(run, attention=attention, columns=columns)
+    run = replace(
+        of_dimensions(record_dimensions(record)),
+        product=record.architecture,
+        attention=result.compute.attention if result.compute is not None else "",
+        columns=columns,
+    )
     if variant is not None:
-        same = {name: getattr(variant, name) for name in _OF_VARIANT}
-        model = "" if is_changed(origins) else variant.model or run.model
-        return replace(run, **same, model=model), result
+        model = "" if is_changed(record.origins) else variant.model or run.model
+        return replace(run, model=model, release=variant.release), result
     if first is None:
         return run, result
     of_first = tuple(metric for metric in result.metrics if _origin(metric) == _origin(first))
@@ -311,6 +292,14 @@ def _completed(
         micro_batch=whole_number(columns.get("batch_size", "")),
     )
     return own, replace(result, metrics=of_first)
+
+
+def of_dimensions(known: Mapping[str, str]) -> Measured:
+    """Return what is known by the dimensions of a series alone, as of a results file without its runs."""
+    values: dict[str, Any] = {name: known[name] for name in ("model", "device", "precision", "mode", "backend")}
+    numbers = ("seq_len", "gpus", "nodes", "micro_batch", "global_batch")
+    values |= {name: whole_number(known[name]) for name in numbers}
+    return Measured(**values)
 
 
 def _origin(metric: Metric) -> tuple[str, dict[str, str]]:

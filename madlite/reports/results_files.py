@@ -1,4 +1,4 @@
-"""Results files of any origin → series: whatever of a damaged file can be read, and one sentence on what cannot."""
+"""Results files of any origin → results: whatever of a damaged file can be read, and one sentence on what cannot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TextIO, TypeVar
@@ -18,7 +18,7 @@ from madlite.errors import UsageProblem, did_you_mean, one_hint
 from madlite.files import open_plain, read_bytes
 from madlite.model import Json, Value
 from madlite.perfcsv.rows import STANDARD_COLUMNS, as_number, comparable, recorded_row, typed_rows
-from madlite.reports.series import Entry, RowParser, Series, group, matches
+from madlite.reports.series import Entry, RowParser, matches
 from madlite.text import read_json, size_text, unlimited_fields
 
 T = TypeVar("T")
@@ -52,16 +52,9 @@ Appended = Iterable[tuple[Mapping[str, str], Entry]]
 
 
 def read_results(
-    path: Path,
-    *,
-    where: Mapping[str, str] | None = None,
-    by: str = "",
-    appended: Callable[[], Appended] = lambda: (),
-    links: bool = True,
-) -> tuple[dict[str, tuple[Series, ...]], tuple[str, ...]]:
-    """Return the series of a results file, under "", or by each value of a column `by`; and what could not be read.
-
-    Rows that runs appended are under "": their records know what the column may say.
+    path: Path, *, where: Mapping[str, str] | None = None, by: str = "", appended: Appended = (), links: bool = True
+) -> tuple[dict[str, list[Entry]], tuple[str, ...]]:
+    """Return the results of a file, under "", or by each value of a column `by`; and what could not be read.
 
     `where` keeps the rows whose cells of these columns, or dimensions, are these.  Without `links` the file is none.
 
@@ -73,15 +66,14 @@ def read_results(
         if by and by not in rows.columns:
             hint = one_hint(did_you_mean(by, rows.columns, most=1), f"it has {', '.join(rows.columns)}")
             raise UsageProblem(f"{path} has no column {by!r}", hint)
-        known, read = RecordedRows(rows.columns, appended()), RowParser(path, rows.columns)
+        known, read = RecordedRows(rows.columns, appended), RowParser(path, rows.columns)
         for line, texts in rows:
             recorded = known.next(texts) if known else None
             entry = read(texts, line) if recorded is None else recorded
             cells = dict(zip(rows.columns, texts, strict=True)) if where or by else {}
             if entry is not LEFT_OUT and (not where or matches(entry.key, cells, where)):
-                value = cells.get(by, "").strip() if recorded is None else ""
-                entries.setdefault(value, []).append(entry)
-        return {value: group(part) for value, part in entries.items()}, rows.notes
+                entries.setdefault(cells.get(by, "").strip(), []).append(entry)
+        return entries, rows.notes
 
 
 @contextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -18,7 +19,17 @@ from madlite.reports.baselines import baseline_names, load_baseline
 from madlite.reports.index import RunFilter, RunIndex, open_index
 from madlite.reports.results_files import LEFT_OUT, Appended, read_results
 from madlite.reports.runs import BACK, LAST, StoredRun, appended_to, find_named, names_with, open_run
-from madlite.reports.series import Entry, Failure, Series, group, joined_by_key, matches, merged_facts, of_record
+from madlite.reports.series import (
+    Entry,
+    Failure,
+    Series,
+    group,
+    joined_by_key,
+    matches,
+    merged_facts,
+    of_record,
+    values_of,
+)
 from madlite.reports.series_key import FACTS, as_dimensions, record_facts
 from madlite.store.folder import is_run
 from madlite.text import counted
@@ -26,7 +37,6 @@ from madlite.text import counted
 PUBLISHED = "published"
 PERF_CSV = "perf.csv"
 HISTORY_RUNS = 200  # the newest, from which the noise of a series is learned
-_CAUSE = "cause"  # the column that `--add-column cause` makes
 _MOST_STORED = 2000  # runs of which a report has curves and causes
 _RESULTS_NAME = re.compile(r"[^./\0][^/\0]*\.csv")
 
@@ -162,7 +172,8 @@ def read_columns(path: Path, column: str, where: Mapping[str, str]) -> list[Side
         UsageProblem: the file cannot be read, or has no such column.
     """
     found, notes = read_results(path, where=where, by=column)
-    return [Side(label=f"{column}={value or '(blank)'}", series=part, notes=notes) for value, part in found.items()]
+    named = {value: f"{column}={value or '(blank)'}" for value in found}
+    return [Side(label=named[value], series=group(part), notes=notes) for value, part in found.items()]
 
 
 def of_runs(label: str, runs: Iterable[StoredRun], where: Mapping[str, str]) -> Side:
@@ -227,26 +238,18 @@ def newest_side(base: Side, index: RunIndex, where: Mapping[str, str]) -> Side:
 
 
 def _of_file(path: Path, where: Mapping[str, str], appended: Callable[[Path], Appended], *, links: bool = True) -> Side:
-    read = partial(read_results, path, where=where, appended=partial(appended, path), links=links)
-    try:
-        found, notes = read(by=_CAUSE)
-    except UsageProblem:  # it has no such column, or cannot be read
-        found, notes = read()
-    series = joined_by_key(series for part in found.values() for series in part)
-    ids = dict.fromkeys(sample.run for each in series for sample in each.samples if sample.run)
-    failures = tuple(
-        Failure.of_series(each, each.failed, cause)
-        for cause, part in found.items()
-        for each in part
-        if cause and each.failed
-    )
-    return Side(label=str(path), series=series, runs=tuple(ids), notes=notes, failures=failures)
+    found, notes = read_results(path, where=where, appended=appended(path), links=links)
+    entries = found.get("", [])
+    ids = dict.fromkeys(entry.sample.run for entry in entries if entry.sample.run)
+    causes = Counter((entry.key, entry.cause) for entry in entries if entry.is_failure)
+    failures = tuple(Failure.of_key(key, count, cause) for (key, cause), count in causes.items() if cause)
+    return Side(label=str(path), series=group(entries), runs=tuple(ids), notes=notes, failures=failures)
 
 
 def appended_results(path: Path) -> Appended:
-    """Yield the rows that runs beside a file appended to it, and the results that they are."""
+    """Yield the rows that runs beside a file appended to it, and the results that they are; causes are the runs'."""
     for folder, record, rows in appended_to(path):
-        yield from zip(rows, of_record(record, str(folder)), strict=True)
+        yield from zip(rows, (replace(entry, cause="") for entry in of_record(record, str(folder))), strict=True)
 
 
 def _left_out(path: Path) -> Appended:
@@ -354,9 +357,8 @@ def _without(series: Series, runs: Collection[str]) -> Series | None:
     kept = tuple(sample for sample in series.samples if sample.run not in runs)
     if len(kept) == len(series.samples):
         return series
-    values = tuple(sample.value for sample in kept)
     return (
-        replace(series, values=values, samples=kept, facts=merged_facts(sample.facts for sample in kept))
+        replace(series, values=values_of(kept), samples=kept, facts=merged_facts(sample.facts for sample in kept))
         if kept
         else None
     )
@@ -394,7 +396,7 @@ def collect(
     for name in names:
         source = find_source(name, index)
         parts.append(_read(name, source, index, where))
-        runs |= {run.folder: run for run in _runs_of(source, parts[-1], index, where)}
+        runs |= {run.folder: run for run in _runs_of(source, parts[-1], index)}
     return _joined(", ".join(side.label for side in parts), parts), tuple(runs.values())
 
 
@@ -410,11 +412,11 @@ def _of_working_folder(
     return found, tuple(index.opened(own.runs[-_MOST_STORED:]))
 
 
-def _runs_of(source: Source, side: Side, index: RunIndex, where: Mapping[str, str]) -> Iterable[StoredRun]:
+def _runs_of(source: Source, side: Side, index: RunIndex) -> Iterable[StoredRun]:
     """Return the runs of a side, of a results file those that appended to it."""
     if source.all_of is not None:
         with _index_of(source.all_of, index) as own:
             return own.opened(side.runs[-_MOST_STORED:])
     found = source.runs or [open_run(folder) for file in source.files for folder, _, _ in appended_to(file)]
-    wanted = {*of_runs("", found, where).runs}
+    wanted = {*side.runs}
     return (run for run in found if run.folder.name in wanted)

@@ -37,14 +37,14 @@ _MOST_FACTS = 4  # different values of one fact that a series keeps
 
 
 class Sample(Value, frozen=True, gc=False):  # millions of them
-    """One run's number in a series.
+    """One run's number in a series, or what is known of a run without one, whose `value` is None.
 
     `run` is its id where its folder is known, `when` its start in UTC, `place` the file and line or the folder,
     `suspect` why it is suspect, `facts` what it ran with, `steady_cv` std ÷ mean of its steady steps, `study` the id of
     the study that it is of.
     """
 
-    value: float
+    value: float | None = None
     run: str = ""
     when: str = ""
     place: str = ""
@@ -62,8 +62,8 @@ class Sample(Value, frozen=True, gc=False):  # millions of them
 class Series(Value, frozen=True):
     """The numbers of runs that can be compared, the oldest first.
 
-    `values` has all of them; `samples` more about each, and is empty where a file has too many rows for that.  `facts`
-    are the different values of what they ran with, by name.  `failed` and `skipped` runs have no number.
+    `samples` says more about each of the `values`.  `facts` are the different values of what they ran with, by name.
+    `failed` and `skipped` runs have no number.
     """
 
     key: tuple[str, ...]  # in the order of DIMENSIONS
@@ -73,7 +73,6 @@ class Series(Value, frozen=True):
     failed: int = 0
     skipped: int = 0
     direction: Direction = "neutral"
-    suspect_values: int = 0  # of a series without samples
 
     def __getitem__(self, dimension: str) -> str:
         return self.key[DIMENSIONS.index(dimension)]
@@ -87,23 +86,29 @@ class Series(Value, frozen=True):
     def sittings(self) -> frozenset[str]:
         """The sittings of its runs; none where that of any is unknown."""
         found = frozenset(sample.sitting for sample in self.samples)
-        return found if len(self.samples) == len(self.values) and "" not in found else frozenset()
+        return found if "" not in found else frozenset()
 
     @property
     def suspects(self) -> int:
         """How many of the samples are suspect."""
-        return sum(bool(sample.suspect) for sample in self.samples) or self.suspect_values
+        return sum(bool(sample.suspect) for sample in self.samples)
 
 
 class Entry(Value, frozen=True, gc=False):
-    """One result, with a number or without one, and the key of its series as far as its source has it."""
+    """One result, whose sample has a number or none, and the key of its series as far as its source has it."""
 
     key: tuple[str, ...]
     status: str
-    sample: Sample | None = None
+    sample: Sample = Sample()
+    cause: str = ""
 
     def __getitem__(self, dimension: str) -> str:
         return self.key[DIMENSIONS.index(dimension)]
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it has no number, and its run was not skipped."""
+        return self.sample.value is None and self.status != Status.SKIPPED.value
 
 
 class Failure(Value, frozen=True):
@@ -121,10 +126,10 @@ class Failure(Value, frozen=True):
     count: int = 1
 
     @classmethod
-    def of_series(cls, series: Series, count: int, cause: str = "") -> Failure:
+    def of_key(cls, key: Sequence[str], count: int, cause: str = "") -> Failure:
         """Return so many failed results of a series."""
-        names = {name: series[name] for name in ("model", "device", "precision")}
-        return cls(cause=cause, count=count, **names)
+        known = as_dimensions(key)
+        return cls(cause=cause, count=count, **{name: known[name] for name in ("model", "device", "precision")})
 
 
 def direction_of(metric: str) -> Direction:
@@ -170,7 +175,6 @@ def joined(first: Series | None, second: Series) -> Series:
         ),
         failed=first.failed + second.failed,
         skipped=first.skipped + second.skipped,
-        suspect_values=first.suspect_values + second.suspect_values,
     )
 
 
@@ -192,16 +196,21 @@ def matches(key: Sequence[str], cells: Mapping[str, str], where: Mapping[str, st
 
 
 def _series(key: tuple[str, ...], members: Sequence[Entry]) -> Series:
-    samples = tuple(entry.sample for entry in members if entry.sample is not None)
+    samples = tuple(entry.sample for entry in members if entry.sample.value is not None)
     return Series(
         key=key,
-        values=tuple(sample.value for sample in samples),
+        values=values_of(samples),
         samples=samples,
         facts=merged_facts(sample.facts for sample in samples),
-        failed=sum(entry.sample is None and entry.status != Status.SKIPPED.value for entry in members),
+        failed=sum(entry.is_failure for entry in members),
         skipped=sum(entry.status == Status.SKIPPED.value for entry in members),
         direction=direction_of(key[-1]),
     )
+
+
+def values_of(samples: Iterable[Sample]) -> tuple[float, ...]:
+    """Return the numbers of samples, of those that have one."""
+    return tuple(sample.value for sample in samples if sample.value is not None)
 
 
 def merged_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
@@ -225,7 +234,8 @@ def merged_facts(facts: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...
 
 def of_row(cells: Mapping[str, str], place: str) -> Entry:
     """Return one row of a results file; `place` names file and line."""
-    return result_of(key_of_row(cells), cells, row_sample(cells, place))
+    run, suspect = cells.get("run", ""), cells.get("suspect", "")
+    return _result(key_of_row(cells), cells, Sample(place=place, run=run, suspect=suspect, facts=row_facts(cells)))
 
 
 class RowParser:
@@ -233,41 +243,32 @@ class RowParser:
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self._file, self._columns = f"{path}:", columns
-        wanted = {"status", "suspect", *RESULT_COLUMNS, *FACTS}
+        wanted = {"status", "suspect", "cause", *RESULT_COLUMNS, *FACTS}
         self._alike = itemgetter(*(at for at, name in enumerate(columns) if name in wanted))
         self._number = columns.index("performance")
         self._run = columns.index("run") if "run" in columns else None
-        self._known: dict[object, tuple[str, Entry, Sample]] = {}
+        self._known: dict[object, tuple[str, Entry]] = {}
 
     def __call__(self, texts: Sequence[str], line: int) -> Entry:
         """Return the result of a row."""
         known = self._known.get(alike := self._alike(texts))
         if known is None:
             cells = dict(zip(self._columns, texts, strict=True))
-            blank = of_row({**cells, "performance": ""}, "")
-            known = self._known[alike] = _status(cells), blank, row_sample(cells, "")
-        status, blank, about = known
+            known = self._known[alike] = _status(cells), of_row({**cells, "performance": ""}, "")
+        status, blank = known
         value = _number(status, texts[self._number], blank.key[-1])
-        if value is None:
-            return blank
         run, place = "" if self._run is None else texts[self._run], f"{self._file}{line}"
-        sample = Sample(value=value, run=run, place=place, suspect=about.suspect, facts=about.facts)
-        return Entry(key=blank.key, status=status, sample=sample)
+        sample = Sample(value=value, run=run, place=place, suspect=blank.sample.suspect, facts=blank.sample.facts)
+        return Entry(key=blank.key, status=blank.status if value is None else status, sample=sample, cause=blank.cause)
 
 
-def row_sample(cells: Mapping[str, str], place: str) -> Sample:
-    """Return what a row says of its run, without its number."""
-    run, suspect = cells.get("run", ""), cells.get("suspect", "")
-    return Sample(value=0.0, place=place, run=run, suspect=suspect, facts=row_facts(cells))
-
-
-def result_of(key: tuple[str, ...], cells: Mapping[str, str], about: Sample) -> Entry:
+def _result(key: tuple[str, ...], cells: Mapping[str, str], about: Sample) -> Entry:
     """Return a row as a result; `about` is what is known of its run, without a number."""
-    status = _status(cells)
+    status, cause = _status(cells), cells.get("cause", "").strip()
     value = _number(status, cells.get("performance", ""), key[-1])
     if value is None:
-        return Entry(key=key, status=status or Status.FAILURE.value)
-    return Entry(key=key, status=status, sample=replace(about, value=value))
+        return Entry(key=key, status=status or Status.FAILURE.value, sample=about, cause=cause)
+    return Entry(key=key, status=status, sample=replace(about, value=value), cause=cause)
 
 
 def _status(cells: Mapping[str, str]) -> str:
@@ -292,22 +293,16 @@ def of_record(record: Record, place: str) -> Iterator[Entry]:
 
     A warm-up has none, nor a short run of a search, nor an attempt that another one replaced.
     """
-    return results_of(record, record_dimensions(record), record_sample(record, place))
-
-
-def results_of(record: Record, dimensions: Mapping[str, str], sample: Sample) -> Iterator[Entry]:
-    """As `of_record`, with the dimensions and the sample of the record, which the caller has already."""
     if record.is_warm_up or record.is_short or record.is_replaced:
         return
+    dimensions, sample = record_dimensions(record), _record_sample(record, place)
     rows = record.rows.cells if record.rows is not None else _rows_without_file(record)
     for cells in rows:
-        yield _recorded_entry(dimensions, cells, sample)
+        yield replace(_recorded_entry(dimensions, cells, sample), cause=record.cause)
 
 
-def record_sample(record: Record, place: str) -> Sample:
-    """Return what a record says of its run, without a number."""
+def _record_sample(record: Record, place: str) -> Sample:
     return Sample(
-        value=0.0,
         run=record.id,
         when=record.started,
         place=place,
@@ -321,11 +316,11 @@ def record_sample(record: Record, place: str) -> Sample:
 def of_plan_row(plan: RunPlan, cells: Mapping[str, str]) -> Entry:
     """Return a row that a run is about to append."""
     planned = Record(status=Status.FAILURE, **plan_fields(plan))
-    return _recorded_entry(record_dimensions(planned, cells), cells, Sample(value=0.0, run=plan.id))
+    return _recorded_entry(record_dimensions(planned, cells), cells, Sample(run=plan.id))
 
 
 def _recorded_entry(dimensions: Mapping[str, str], cells: Mapping[str, str], sample: Sample) -> Entry:
-    return result_of(as_key({**dimensions, **row_names(cells)}), cells, sample)
+    return _result(as_key({**dimensions, **row_names(cells)}), cells, sample)
 
 
 def _rows_without_file(record: Record) -> Iterator[dict[str, str]]:

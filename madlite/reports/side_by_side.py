@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -190,13 +191,7 @@ def _cells(values: Sequence[str], widths: Sequence[int]) -> list[str]:
     texts = [" ".join(printable(text).split()) for text in values]
     different = {text for text in texts if text}
     if len({shortened_middle(text, min(widths)) for text in different}) < len(different):
-        same = max(_common_start(different) - 3, 0)  # they differ in a part that would be left out
+        # they differ in a part that would be left out
+        same = max(len(os.path.commonprefix([*different])) - 3, 0)  # noqa: RUF071 - of characters
         texts = [f"…{text[same:]}" if text and same else text for text in texts]
     return [shortened_middle(text or "-", wide) for text, wide in zip(texts, widths, strict=True)]
-
-
-def _common_start(texts: Iterable[str]) -> int:
-    """Return how many characters all texts begin with in common."""
-    texts = list(texts)
-    columns = enumerate(zip(*texts, strict=False))
-    return next((at for at, column in columns if len({*column}) > 1), min(map(len, texts)))

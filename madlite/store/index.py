@@ -13,16 +13,16 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from madlite.store.folder import RECORD, is_run
 from madlite.store.record import NotedRuns, Record
+from madlite.text import readable
 
 if TYPE_CHECKING:
     import sqlite3
@@ -37,19 +37,19 @@ BUSY_S = 10.0  # another process writes for a fraction of a second at a time
 RUN_COLUMNS = (
     *("at", "began", "started", "state", "words", "names", "card", "backend", "recipe", "mode", "precision"),
     *("seq_len", "micro_batch", "global_batch", "device", "gpus", "nodes", "runtime", "hostname", "cause", "suspect"),
-    *("study", "batch", "duration_s", "metric", "number", "steady_cv", "problem", "collected", "origin"),
-    "pruned",
+    *("study", "batch", "duration_s", "metric", "number", "steady_cv", "problem", "origin", "pruned"),
 )
 """What the table of runs has of each run, by which lists are filtered and sorted."""
 _AT_ONCE = 500  # runs of one transaction: a tenth of a second
+_MOST_REPLACED = 3  # times that a process makes the file again
 _RECENT_NS = 2 * 10**9  # a file that changed so shortly before may change again without another time
 _TABLES = (
-    "CREATE TABLE meta(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE checked(at REAL NOT NULL)",  # when the files of all records were looked at
     # `stamp` is that of the record that was read, NULL where the run is read again each time
     f"CREATE TABLE runs(n INTEGER PRIMARY KEY, id NOT NULL UNIQUE, stamp TEXT, facts INTEGER, {','.join(RUN_COLUMNS)})",
-    "CREATE TABLE summaries(run INTEGER PRIMARY KEY, record TEXT NOT NULL)",
-    "CREATE TABLE series(n INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, text TEXT NOT NULL)",
-    "CREATE TABLE facts(n INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, text TEXT NOT NULL)",
+    "CREATE TABLE summaries(run INTEGER PRIMARY KEY, text TEXT NOT NULL)",
+    "CREATE TABLE series(n INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)",
+    "CREATE TABLE facts(n INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)",
     """CREATE TABLE results(
         run INTEGER NOT NULL, place INTEGER NOT NULL, series INTEGER NOT NULL, status TEXT NOT NULL, value REAL,
         PRIMARY KEY(run, place)) WITHOUT ROWID""",
@@ -64,31 +64,24 @@ _INDICES = (  # made once the tables are filled, which takes half the time then
         for name in ("mode", "precision", "hostname", "cause")
     ),
     "CREATE INDEX IF NOT EXISTS runs_with_problem ON runs(id) WHERE problem != ''",
-    "CREATE INDEX IF NOT EXISTS runs_unsettled ON runs(id) WHERE stamp IS NULL",
+    "CREATE INDEX IF NOT EXISTS runs_by_stamp ON runs(id, stamp)",
     "CREATE INDEX IF NOT EXISTS results_by_series ON results(series)",
 )
 _log = logging.getLogger(__name__)
 
 
-class IndexedResult(NamedTuple):
-    """One result of a run: the key of its series as text, its status, and its number where it has one."""
-
-    series: str
-    status: str
-    value: float | None
-
-
 class IndexedRun(NamedTuple):
-    """A run as the tables have it: RUN_COLUMNS, what lists show of its record, what it ran with, and its results.
+    """A run as the tables have it: RUN_COLUMNS, what lists show of it, what it ran with, and its results.
 
-    Without `is_settled` it is read again each time.
+    Of each result the key of its series as text, its status, and its number where it has one.  Without `is_settled` the
+    run is read again each time.
     """
 
     name: str
     columns: Mapping[str, object]
     summary: str
     facts: str
-    results: Sequence[IndexedResult]
+    results: Sequence[tuple[str, str, float | None]]
     is_settled: bool
 
 
@@ -98,10 +91,6 @@ class Refreshed(NamedTuple):
     runs: int
     read: int
     removed: int
-
-
-class IndexReplaced(Exception):
-    """The index had to be made again while it was used, and is empty."""
 
 
 class IndexFile:
@@ -115,7 +104,7 @@ class IndexFile:
         self.notes: tuple[str, ...] = ()  # what is unexpected about the file; a small folder has none, which is not
         self.path: Path | None = None  # None: in memory
         self._lock = threading.RLock()
-        self._inode = 0
+        self._inode = self._replaced = 0
         self._connection = self._open(folder / FILE)
 
     def __enter__(self) -> Self:
@@ -131,24 +120,21 @@ class IndexFile:
     def use(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return what a function reads from the connection.
 
-        Raises:
-            IndexReplaced: the file turned out damaged or was removed, and is made again.
+        A file that turns out damaged, or was removed, is made again and filled before.
         """
         import sqlite3
 
         with self._lock:
             # SQLite would take the rollback journal of a file that another process made in its place for its own
             if self.path is not None and _inode(self.path) != self._inode:
-                self.close()
-                self._connection = self._open(self.path)
-                raise IndexReplaced
+                self._replace(self.path, None)
             try:
                 return work(self._connection)
             except sqlite3.DatabaseError as error:
                 if self.path is None:
                     raise
                 self._replace(self.path, error)
-                raise IndexReplaced from error
+            return self.use(work)
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """As `use`, from one state of the tables, whatever other processes write meanwhile."""
@@ -165,31 +151,20 @@ class IndexFile:
         with self._lock, suppress(sqlite3.Error):
             self._connection.close()
 
-    def refresh(self) -> Refreshed:
-        """Bring the index up to date with folders and log; other processes may do so at the same time."""
-        for _ in range(3):  # a file that is damaged, and a folder that turns out full
-            with suppress(IndexReplaced):
-                return self._refresh()
-        self.close()
-        self._connection = self._in_memory(f"the index {self.path} is removed again and again")
-        return self._refresh()
-
     # The file.
 
-    def _open(self, path: Path) -> sqlite3.Connection:
+    def _open(self, path: Path, *, is_new: bool = False) -> sqlite3.Connection:
+        """Open the file; a damaged one is removed and made again, and one that cannot be used is made in memory."""
         import sqlite3
 
         try:
             return self._open_file(path) if _is_wanted(path) else self._in_memory()
         except (sqlite3.Error, OSError) as error:
-            if not _is_damage(error):
+            if is_new or not _is_damage(error):
                 return self._in_memory(f"the index {path} is not used: {_reason(error)}")
             _log.debug("%s: %s", path, error)
-        _remove(path)
-        try:
-            return self._open_file(path)
-        except (sqlite3.Error, OSError) as error:
-            return self._in_memory(f"the index {path} cannot be made: {_reason(error)}")
+            _remove(path)
+            return self._open(path, is_new=True)
 
     def _open_file(self, path: Path) -> sqlite3.Connection:
         _check_file(path)
@@ -212,33 +187,39 @@ class IndexFile:
         _make_anew(connection, 1)
         return connection
 
-    def _replace(self, path: Path, error: sqlite3.DatabaseError) -> None:
-        """Make a damaged file again; one that cannot be written to is left alone."""
+    def _replace(self, path: Path, error: sqlite3.DatabaseError | None) -> None:
+        """Make a damaged or removed file again, and fill it; one that cannot be written to is left alone."""
         self.close()
-        if _is_damage(error):
-            self.notes += (f"the index {path} was damaged and is made again",)
-            _remove(path)
-            self._connection = self._open(path)
-        else:
+        self._replaced += 1
+        if error is not None and not _is_damage(error):
             self._connection = self._in_memory(f"the index {path} cannot be written: {error}")
+        elif self._replaced > _MOST_REPLACED:
+            self._connection = self._in_memory(f"the index {path} is damaged or removed again and again")
+        else:
+            if error is not None:
+                self.notes += (f"the index {path} was damaged and is made again",)
+                _remove(path)
+            self._connection = self._open(path)
+        self.refresh()
 
     # Up to date.
 
-    def _refresh(self) -> Refreshed:
+    def refresh(self) -> Refreshed:
+        """Bring the index up to date with folders and log; other processes may do so at the same time."""
         now = time.time()
         names = _scan(self.folder)
         noted = NotedRuns(self.folder)  # behind it: a run that is imported has its line before its folder is there
-        checked = self.use(lambda connection: _get_meta(connection, "checked"))
-        is_full = not checked or not 0 <= now - float(checked) < CHECK_S
-        known = self.use(_stamps if is_full else _ids)
-        looked_at = names if is_full else names - (known.keys() - self.use(_unsettled))
+        checked = self.use(lambda connection: _all(connection, "SELECT max(at) FROM checked"))[0][0]
+        is_full = not 0 <= now - (checked or 0.0) < CHECK_S
+        known = dict(self.use(lambda connection: _all(connection, "SELECT id, stamp FROM runs")))
+        looked_at = {name for name in names if is_full or known.get(name) is None}
         stamps = _stamps_of(self.folder, looked_at)
         no_runs = {name for name in looked_at if stamps[name] is None and not is_run(self.folder / name)}
         changed = [name for name in looked_at if stamps[name] is None or stamps[name] != known.get(name)]
         changed = sorted({*changed, *(self.use(_stale(noted)) & names)} - no_runs)
         there = names - no_runs
-        for part in _parts(changed):
-            self._read(part, stamps, noted)
+        for begin in range(0, len(changed), _AT_ONCE):
+            self._read(changed[begin : begin + _AT_ONCE], stamps, noted)
         gone = known.keys() - there
         if is_full:
             self.write(lambda connection: _end_check(connection, now))
@@ -249,21 +230,6 @@ class IndexFile:
     def _read(self, names: Sequence[str], stamps: Mapping[str, str | None], noted: NotedRuns) -> None:
         runs = list(self.read_runs(names, noted))
         self.write(lambda connection: _insert(connection, runs, stamps))
-
-
-def is_text(name: str) -> bool:
-    """Return whether SQLite can keep a text: names of files may hold bytes that are none, which no run's has."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _parts(names: Iterable[str]) -> Iterator[list[str]]:
-    left = iter(names)
-    while part := list(islice(left, _AT_ONCE)):
-        yield part
 
 
 # The file.
@@ -339,12 +305,7 @@ def _connected(uri: str) -> sqlite3.Connection:
 def _version(text: str) -> int:
     """Return the one number that tells whether an index is of these tables, this record and this folder."""
     every = "\n".join((*_TABLES, *_INDICES, *Record.__struct_fields__, text))
-    return int.from_bytes(_digest(every)[:4], "big") >> 1 or 1
-
-
-def _digest(text: str) -> bytes:
-    """Return a short hash that tells texts apart, none that has to withstand an attack."""
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+    return int.from_bytes(hashlib.blake2b(every.encode(), digest_size=4).digest(), "big") >> 1 or 1
 
 
 def _version_of(connection: sqlite3.Connection) -> int:
@@ -380,25 +341,20 @@ def _all(connection: sqlite3.Connection, query: str, values: Iterable[object] = 
     return connection.execute(query, tuple(values)).fetchall()
 
 
-def _get_meta(connection: sqlite3.Connection, name: str) -> str:
-    found = connection.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-    return str(found[0]) if found else ""
-
-
-def _set_meta(connection: sqlite3.Connection, name: str, value: str) -> None:
-    connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
-
-
 # What is there.
 
 
 def _scan(runs: Path) -> set[str]:
-    """Return the names of the folders."""
+    """Return the names of the folders; one with bytes that are no text is no run's."""
     try:
         with os.scandir(runs) as entries:
-            return {entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and is_text(entry.name)}
+            return {entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and _is_text(entry.name)}
     except OSError:
         return set()
+
+
+def _is_text(name: str) -> bool:
+    return readable(name) == name
 
 
 def _stamps_of(runs: Path, names: Iterable[str]) -> dict[str, str | None]:
@@ -414,15 +370,6 @@ def _stamps_of(runs: Path, names: Iterable[str]) -> dict[str, str | None]:
     return found
 
 
-def _stamps(connection: sqlite3.Connection) -> dict[str, str | None]:
-    return dict(connection.execute("SELECT id, stamp FROM runs").fetchall())
-
-
-def _ids(connection: sqlite3.Connection) -> dict[str, str | None]:
-    """As `_stamps`, without reading all of the table: None of each."""
-    return dict.fromkeys(name for (name,) in connection.execute("SELECT id FROM runs"))
-
-
 def _stale(noted: NotedRuns) -> Callable[[sqlite3.Connection], set[str]]:
     """Return a query for the runs that were imported or pruned since they were read."""
     pruned = {name for name, event in noted.pruned.items() if not event.folder}
@@ -435,43 +382,25 @@ def _stale(noted: NotedRuns) -> Callable[[sqlite3.Connection], set[str]]:
     return find
 
 
-def _unsettled(connection: sqlite3.Connection) -> set[str]:
-    return {name for (name,) in connection.execute("SELECT id FROM runs WHERE stamp IS NULL")}
-
-
-def _marks(values: Sequence[object]) -> str:
-    return ", ".join("?" * len(values))
-
-
 # What is written.
 
 
 _INSERT_RUN = (
-    f"INSERT OR REPLACE INTO runs(n, id, stamp, facts, {', '.join(RUN_COLUMNS)}) "  # noqa: S608 - names of ours
-    f"VALUES (:n, :id, :stamp, :facts, {', '.join(f':{name}' for name in RUN_COLUMNS)})"
+    f"INSERT INTO runs(id, stamp, facts, {', '.join(RUN_COLUMNS)}) "  # noqa: S608 - names of ours
+    f"VALUES (:id, :stamp, :facts, {', '.join(f':{name}' for name in RUN_COLUMNS)})"
 )
 
 
 def _insert(connection: sqlite3.Connection, runs: Sequence[IndexedRun], stamps: Mapping[str, str | None]) -> None:
-    ids = [run.name for run in runs]
-    query = f"SELECT id, n FROM runs WHERE id IN ({_marks(ids)})"  # noqa: S608 - question marks
-    known = dict(_all(connection, query, ids))
-    unused = count(_all(connection, "SELECT coalesce(max(n), 0) + 1 FROM runs")[0][0])
-    numbers = [known[id_] if id_ in known else next(unused) for id_ in ids]
+    _remove_runs(connection, [run.name for run in runs])
     number_of_facts, number_of_series = _numbers(connection, "facts"), _numbers(connection, "series")
-    rows, results = [], []
-    for n, name, run in zip(numbers, ids, runs, strict=True):
+    for run in runs:
         stamp = stamps.get(run.name) if run.is_settled else None
-        rows.append({**run.columns, "n": n, "id": name, "stamp": stamp, "facts": number_of_facts(run.facts)})
-        for place, indexed_result in enumerate(run.results):
-            results.append(
-                (n, place, number_of_series(indexed_result.series), indexed_result.status, indexed_result.value)
-            )
-    connection.executemany(_INSERT_RUN, rows)
-    summaries = ((n, run.summary) for n, run in zip(numbers, runs, strict=True))
-    connection.executemany("INSERT OR REPLACE INTO summaries VALUES (?, ?)", summaries)
-    connection.executemany("DELETE FROM results WHERE run = ?", ((n,) for n in known.values()))
-    connection.executemany("INSERT INTO results VALUES (?, ?, ?, ?, ?)", results)
+        row = {**run.columns, "id": run.name, "stamp": stamp, "facts": number_of_facts(run.facts)}
+        n = connection.execute(_INSERT_RUN, row).lastrowid
+        connection.execute("INSERT INTO summaries VALUES (?, ?)", (n, run.summary))
+        results = ((n, place, number_of_series(key), *rest) for place, (key, *rest) in enumerate(run.results))
+        connection.executemany("INSERT INTO results VALUES (?, ?, ?, ?, ?)", list(results))
 
 
 def _numbers(connection: sqlite3.Connection, table: str) -> Callable[[str], int]:
@@ -479,9 +408,8 @@ def _numbers(connection: sqlite3.Connection, table: str) -> Callable[[str], int]
 
     @lru_cache(_AT_ONCE)
     def number(text: str) -> int:
-        key = _digest(text)
-        connection.execute(f"INSERT OR IGNORE INTO {table}(hash, text) VALUES (?, ?)", (key, text))  # noqa: S608
-        return int(_all(connection, f"SELECT n FROM {table} WHERE hash = ?", (key,))[0][0])  # noqa: S608
+        connection.execute(f"INSERT OR IGNORE INTO {table}(text) VALUES (?)", (text,))  # noqa: S608
+        return int(_all(connection, f"SELECT n FROM {table} WHERE text = ?", (text,))[0][0])  # noqa: S608
 
     return number
 
@@ -489,14 +417,19 @@ def _numbers(connection: sqlite3.Connection, table: str) -> Callable[[str], int]
 def _end_check(connection: sqlite3.Connection, now: float) -> None:
     for statement in _INDICES:
         connection.execute(statement)
-    _set_meta(connection, "checked", str(now))
+    connection.execute("DELETE FROM checked")
+    connection.execute("INSERT INTO checked VALUES (?)", (now,))
 
 
 def _forget(connection: sqlite3.Connection, names: Iterable[str]) -> None:
     """Remove runs that are gone, and what no other run shares with them."""
+    _remove_runs(connection, names)
+    connection.execute("DELETE FROM series WHERE NOT EXISTS (SELECT 1 FROM results WHERE results.series = series.n)")
+    connection.execute("DELETE FROM facts WHERE n NOT IN (SELECT facts FROM runs)")
+
+
+def _remove_runs(connection: sqlite3.Connection, names: Iterable[str]) -> None:
     ids = [(name,) for name in names]
     for table in ("results", "summaries"):
         connection.executemany(f"DELETE FROM {table} WHERE run = (SELECT n FROM runs WHERE id = ?)", ids)  # noqa: S608
     connection.executemany("DELETE FROM runs WHERE id = ?", ids)
-    connection.execute("DELETE FROM series WHERE NOT EXISTS (SELECT 1 FROM results WHERE results.series = series.n)")
-    connection.execute("DELETE FROM facts WHERE n NOT IN (SELECT facts FROM runs)")

@@ -143,7 +143,7 @@ def test_filters_choose_what_the_list_of_runs_does(index, runs):
     words = ((), ("LLAMA",), ("train", "tiny"), ("03:",))
     for status, some, of, limit in product(statuses, words, ("", "20260102T000000", "none"), (0, 2)):
         expected = select_runs(listed, status, some, of, limit)
-        chosen = RunFilter(status=status, words=some, of=of)
+        chosen = RunFilter(status=status, q=", ".join(some), of=of)
         assert [run.folder for run in index.newest(chosen, limit)] == [run.folder for run in expected], chosen
         assert limit or index.count(chosen) == len(expected)
 
@@ -190,7 +190,7 @@ def test_new_ended_and_removed_runs(index, runs):
     looked = index.refresh()
     assert (looked.runs, looked.removed) == (11, 1)
     assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]
-    assert index.ids(RunFilter(words=("-new-",))) == ["20260102T040000-new-000020"]
+    assert index.ids(RunFilter(q="-new-")) == ["20260102T040000-new-000020"]
     cut_off = runs / "20260102T030700-cut-off-00000e"
     assert [run.state for run in index.newest() if run.folder == cut_off] == ["CUT OFF"]
 
@@ -354,7 +354,7 @@ def test_the_first_fill_that_was_cut_off_is_finished_by_the_next_command(runs, m
         assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]
     with closing(sqlite3.connect(runs / FILE)) as connection:
         made = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
-    assert made >= {"runs_by_at", "runs_unsettled", "results_by_series"}
+    assert made >= {"runs_by_at", "runs_by_stamp", "results_by_series"}
 
 
 def test_nothing_lies_beside_the_file_after_a_command(runs):

@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parents[1] / "data/golden"
 
 def series_of(path: Path, **options: object) -> dict[str, object]:
     found, _ = read_results(path, **options)
-    return {one["model"]: one for one in found.get("", ())}
+    return {one["model"]: one for one in group(found.get("", ()))}
 
 
 def test_rows_of_one_series_are_its_samples_in_the_order_of_the_file(tmp_path):
@@ -51,7 +51,7 @@ def test_the_rows_of_a_series_are_its_numbers_failures_skipped_and_suspect_runs(
 @each_row("version", ["v1", "v2"])
 def test_madengines_own_files_are_read(version):
     found, _ = read_results(GOLDEN / f"{version}.perf.csv")
-    by_model = {one["model"]: one for one in found[""] if one.values}
+    by_model = {one["model"]: one for one in group(found[""]) if one.values}
     assert by_model["mini_single"].values == (123.45,)
     assert by_model["mini_single"]["device"] == "NVIDIA H100 80GB HBM3"
     assert by_model["mini_sci"].values == (1500.0,)
@@ -73,14 +73,14 @@ def test_a_damaged_row_costs_itself_alone(tmp_path, damage, values, note):
     whole = write(tmp_path / "more.csv", [row(3)]).read_bytes().partition(b"\n")[2]
     path.write_bytes(path.read_bytes() + damage + whole)
     found, notes = read_results(path)
-    assert next(one for one in found[""] if one["model"] == "llama" and one.values).values == values
+    assert next(one for one in group(found[""]) if one["model"] == "llama" and one.values).values == values
     assert note in " ".join(notes)
 
 
 def test_a_quote_in_the_last_line_costs_no_row(tmp_path):
     path = tmp_path / "perf.csv"
     path.write_text('model,metric,performance,run\nllama,tokens_per_s,1.5,a\nllama,tokens_per_s,2.5,"b\n')
-    (series,) = read_results(path)[0][""]
+    (series,) = group(read_results(path)[0][""])
     assert series.values == (1.5, 2.5) and series.samples[1].run == "b"
 
 
@@ -135,14 +135,14 @@ def test_rows_that_are_alike_have_their_own_numbers_runs_and_lines(tmp_path):
     columns = (*STANDARD_COLUMNS, "run")
     path = write(tmp_path / "perf.csv", rows, columns)
     every = [{name: cells.get(name, "") for name in columns} for cells in rows]
-    wanted = group(of_row(cells, f"{path}:{line}") for line, cells in enumerate(every, 2))
+    wanted = [of_row(cells, f"{path}:{line}") for line, cells in enumerate(every, 2)]
     assert read_results(path)[0][""] == wanted
 
 
 def test_rows_that_have_records_keep_what_these_know(tmp_path):
     path = write(tmp_path / "perf.csv", [row(1.0), row(2.0)])
     known = of_row(row(1.0, seq_len="8192"), "madlite_runs/x")
-    found, _ = read_results(path, appended=lambda: [(row(1.0), known)])
+    found, _ = read_results(path, appended=[(row(1.0), known)])
     assert sorted(one["seq_len"] for one in found[""]) == ["", "8192"]
 
 

@@ -25,7 +25,7 @@ RECORD = Record(
 
 
 def test_a_warm_up_is_no_sample():
-    assert [one.sample.value for one in of_record(RECORD, "") if one.sample] == [10.0]
+    assert [one.sample.value for one in of_record(RECORD, "") if one.sample.value] == [10.0]
     assert list(of_record(replace(RECORD, study=replace(WARM, index=None, warm_up=True)), "")) == []
 
 

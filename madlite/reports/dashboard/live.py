@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from madlite.errors import MadliteError
@@ -75,7 +74,6 @@ class Live:
 
     def _refresh(self) -> None:
         if self.index.count():  # it has been here before: the first page is shown from that, before a look at all
-            self._prepare_lists()
             self._stop.wait(_LOOK_S)
         while not self._stop.is_set():
             begun = time.monotonic()
@@ -89,17 +87,7 @@ class Live:
             self._changes += self.index.states() != states
         except Exception:  # noqa: BLE001 - the next look may do; the pages show what is known
             _log.exception("%s could not be read", self.index.folder)
-        self._prepare_lists()
         self.ready.set()
-
-    def _prepare_lists(self) -> None:
-        """Ask the index what every first page asks, so that no page waits for an answer about all runs."""
-        with suppress(Exception):  # a page that asks says what is wrong
-            self.index.count()
-            self.index.count(RunFilter(status="suspect"))
-            self.index.summaries()
-            for column in FACETS:
-                self.index.values(column)
 
 
 def log_end(folder: Path) -> str:

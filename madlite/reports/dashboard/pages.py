@@ -59,11 +59,6 @@ class RunsQuery(RunFilter, frozen=True, forbid_unknown_fields=True):
     limit: _Limit = 50
     offset: _Offset = 0
 
-    @property
-    def filter(self) -> RunFilter:
-        """The filter of the index, with the words of `q`."""
-        return replace(self, words=tuple(self.q.replace(",", " ").split()))
-
 
 class SeriesQuery(Value, frozen=True, forbid_unknown_fields=True):
     """Which series: by words, all of which are in their names."""
@@ -92,7 +87,7 @@ def parsed(kind: type[Q], parameters: Mapping[str, str]) -> Q:
     """
     given: dict[str, object] = dict(_given(parameters))
     fields = kind.__struct_fields__
-    names = (*(name for name in fields if name not in ("columns", "words")), *(COLUMNS if "columns" in fields else ()))
+    names = (*(name for name in fields if name != "columns"), *(COLUMNS if "columns" in fields else ()))
     if "columns" in fields:
         given["columns"] = {name: given.pop(name) for name in COLUMNS if name in given}
     try:
@@ -174,7 +169,7 @@ class Pages:
         """Return the list of runs."""
         query = parsed(RunsQuery, parameters)
         index = self._index
-        total = index.count(query.filter)
+        total = index.count(query)
         given = _given(parameters)
         metrics = index.values("metric")
         measured = (summary for summary in index.summaries() if summary.key[-1] in metrics)
@@ -186,7 +181,7 @@ class Pages:
             query=query,
             total=total,
             rows=_folded(self._stored(query), alone=bool(query.of) or query.order != "when"),
-            states=_tiles(index.states(), index.count(parsed(RunsQuery, {"status": "suspect"}).filter)),
+            states=_tiles(index.states(), index.count(RunFilter(status="suspect"))),
             facets={name: index.values(name) for name in FACETS},
             statuses=(*STATES, *(value for value in index.values("cause"))),
             columns=_COLUMNS,
@@ -228,9 +223,7 @@ class Pages:
         return chain([next(text, b"")], text)  # what is wrong with it is raised here, not amid the answer
 
     def _stored(self, query: RunsQuery) -> list[StoredRun]:
-        return self._index.runs(
-            query.filter, query.order, descending=query.descending, limit=query.limit, offset=query.offset
-        )
+        return self._index.runs(query, query.order, descending=query.descending, limit=query.limit, offset=query.offset)
 
     def _run(self, name: str) -> StoredRun:
         """Return one run, read from its folder."""

@@ -9,8 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from statistics import median
-
-from msgspec.structs import replace
+from typing import Any
 
 from madlite.measure.statistics import change_points, coefficient_of_variation
 from madlite.model import Reference
@@ -28,7 +27,7 @@ from madlite.reports.page.values import (
     rounded,
     thinned,
 )
-from madlite.reports.references import Match, matches_for, of_record, of_series
+from madlite.reports.references import Match, matches_for, of_dimensions, of_record
 from madlite.reports.runs import StoredRun
 from madlite.reports.series import Failure, Sample, Series
 from madlite.reports.series_key import as_dimensions, series_name, series_names
@@ -69,10 +68,17 @@ def page_data(
     order = sorted(series, key=lambda series: (not series.values, series.name))
     names = series_names([as_dimensions(series.key) for series in order])
     views = tuple(
-        replace(
-            _view(series, name, items, compared.get(series.key), detailed=place < _MOST_DETAILED),
+        SeriesView(
+            item=items.add(_item(series, compared.get(series.key))),
+            series=series,
+            name=shortened(name, 2 * _LONGEST),
+            model=shortened(series["model"], _LONGEST) or "(no model)",
+            settings=shortened(_settings(series, name), _LONGEST),
+            metric=shortened(series["metric"], _LONGEST),
+            comparison=compared.get(series.key),
             leads=is_headline(series, known),
             references=_published(series, published, known) if series.values else (),
+            **(_statistics(series, detailed=place < _MOST_DETAILED) if series.values else {}),
         )
         for place, (series, name) in enumerate(zip(order[:MOST_SERIES], names, strict=False))
     )
@@ -133,22 +139,8 @@ def _published(series: Series, published: Sequence[Reference], known: Mapping[st
     Of a series of stored runs more is known than its dimensions: the GPU's full name, the image's release.
     """
     run = next((known[sample.run] for sample in reversed(series.samples) if sample.run in known), None)
-    measured = of_record(run.record)[0] if run is not None else of_series(series)
+    measured = of_record(run.record)[0] if run is not None else of_dimensions(as_dimensions(series.key))
     return matches_for(published, series["metric"], measured)[:1]
-
-
-def _view(series: Series, name: str, items: _Items, comparison: Comparison | None, *, detailed: bool) -> SeriesView:
-    values = series.values
-    plain = SeriesView(
-        item=items.add(_item(series, comparison)),
-        series=series,
-        name=shortened(name, 2 * _LONGEST),
-        model=shortened(series["model"], _LONGEST) or "(no model)",
-        settings=shortened(_settings(series, name), _LONGEST),
-        metric=shortened(series["metric"], _LONGEST),
-        comparison=comparison,
-    )
-    return _with_statistics(plain, series, detailed=detailed) if values else plain
 
 
 def _settings(series: Series, name: str) -> str:
@@ -157,21 +149,20 @@ def _settings(series: Series, name: str) -> str:
     return f"{series_name(dimensions)} {name.removeprefix(series.name)}".strip()
 
 
-def _with_statistics(plain: SeriesView, series: Series, *, detailed: bool) -> SeriesView:
+def _statistics(series: Series, *, detailed: bool) -> dict[str, Any]:
+    """Return the fields of a view that a series with numbers has."""
     values = series.values
-    best = {"higher": max(values), "lower": min(values)}.get(series.direction)
     changes = tuple(level_changes(series))
     reasons = dict.fromkeys(sample.suspect for sample in series.samples if sample.suspect)
-    return replace(
-        plain,
-        median=median(values),
-        cv=coefficient_of_variation(values),
-        best=best,
-        trend=_trend(series, changes) if detailed else None,
-        changes=changes,
-        differing=tuple((name, texts) for name, texts in series.facts.items() if len(texts) > 1),
-        reasons=tuple(reasons)[:_MOST_REASONS],
-    )
+    return {
+        "median": median(values),
+        "cv": coefficient_of_variation(values),
+        "best": {"higher": max(values), "lower": min(values)}.get(series.direction),
+        "trend": _trend(series, changes) if detailed else None,
+        "changes": changes,
+        "differing": tuple((name, texts) for name, texts in series.facts.items() if len(texts) > 1),
+        "reasons": tuple(reasons)[:_MOST_REASONS],
+    }
 
 
 def level_changes(series: Series) -> Iterator[LevelChange]:
@@ -188,8 +179,8 @@ def level_changes(series: Series) -> Iterator[LevelChange]:
             after=after,
             change=after / before - 1 if before else 0.0,
             is_worse=None if series.direction == "neutral" else (after < before) == (series.direction == "higher"),
-            where=_label(series.samples[at]) if series.samples else "",
-            changed=tuple(_changed(series.samples[at - 1], series.samples[at])) if series.samples else (),
+            where=_label(series.samples[at]),
+            changed=tuple(_changed(series.samples[at - 1], series.samples[at])),
         )
 
 
@@ -212,7 +203,7 @@ def _trend(series: Series, changes: Sequence[LevelChange]) -> Trend:
     starts = [0, *(change.at for change in changes)]
     ends = [*starts[1:], len(series.values)]
     levels = [(begin, rounded(median(series.values[begin:end]))) for begin, end in zip(starts, ends, strict=True)]
-    samples = [series.samples[place] for place in at] if series.samples else []
+    samples = [series.samples[place] for place in at]
     return Trend(
         at=tuple(at),
         values=tuple(rounded(series.values[place]) for place in at),
@@ -321,7 +312,7 @@ def _uncaused(series: Iterable[Series], named: Iterable[Failure]) -> Iterator[Fa
         known = min(each.failed, told.get(each["model"], 0))
         told[each["model"]] = told.get(each["model"], 0) - known
         if each.failed > known:
-            yield Failure.of_series(each, each.failed - known)
+            yield Failure.of_key(each.key, each.failed - known)
 
 
 def _causes(failures: Iterable[Failure], items: _Items) -> tuple[CauseGroup, ...]:

@@ -171,7 +171,7 @@ def _trend(series: SeriesView, trend: Trend) -> dict[str, object]:
         "metric": shown(series.metric),
         "at": () if len(trend.at) == trend.total else trend.at,
         "labels": list(map(shown, trend.labels)),
-        "when": [shown(series.series.samples[place].when) for place in trend.at] if series.series.samples else (),
+        "when": [shown(series.series.samples[place].when) for place in trend.at],
         "changes": [f"{change(each.change)} {shown(', '.join(each.names))}".strip() for each in series.changes],
         "references": [[match.reference.value, shown(match.label)] for match in series.references[:1]],
         "base": series.comparison.base if series.comparison is not None else None,

@@ -49,7 +49,7 @@ def _failure(run: StoredRun) -> Failure:
 
 
 class _StepLine(Value, frozen=True):
-    """A line of a file of steps, as `results/record.py` writes it."""
+    """A line of a file of steps, as `store.record.step_lines` writes it."""
 
     n: int
     rank: int | None = None

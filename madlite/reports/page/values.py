@@ -67,8 +67,8 @@ class LevelChange(Value, frozen=True):
 class Trend(Value, frozen=True):
     """The values of a series in their order, thinned where there are many: of each piece the least and the largest.
 
-    `at` are the indices of `values` in the series; `labels` say what each is (time, run or line), and are empty where
-    that is unknown; `suspects` are the indices in `values` of suspect ones.  `levels` are the medians between level
+    `at` are the indices of `values` in the series; `labels` say what each is (time, run or line); `suspects` are the
+    indices in `values` of suspect ones.  `levels` are the medians between level
     changes, as (first index in the series, median).
     """
 
@@ -116,7 +116,7 @@ class SeriesView(Value, frozen=True):
     @property
     def last_at(self) -> str:
         """When the last of them started, "" where that is unknown."""
-        return self.series.samples[-1].when if self.series.samples else ""
+        return self.series.samples[-1].when if self.n else ""
 
     @property
     def level_cv(self) -> float | None:
@@ -126,7 +126,7 @@ class SeriesView(Value, frozen=True):
     @property
     def steady_cv(self) -> float | None:
         """How much the steps of the last of them scatter."""
-        return self.series.samples[-1].steady_cv if self.series.samples else None
+        return self.series.samples[-1].steady_cv if self.n else None
 
     @property
     def moved(self) -> float | None:

@@ -230,7 +230,7 @@ def test_thinned_values_keep_their_ends_and_peaks():
 
 def test_a_level_change_of_a_long_series_is_found_to_the_nearest_piece():
     values = [100.0 + n % 5 for n in range(6000)] + [90.0 + n % 5 for n in range(4000)]
-    (found,) = level_changes(replace(series(values), samples=()))
+    (found,) = level_changes(series(values))
     assert abs(found.at - 6000) <= 20 and (found.before, found.after) == (102.0, 92.0)
 
 
