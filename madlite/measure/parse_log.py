@@ -394,24 +394,16 @@ def _medians(steps: Steps, window: Window | None) -> dict[Quantity, float]:
 
 
 def _judge(expected: Expected, log: LogMonitor) -> Verdict:
-    verdict = judge_steps(expected, log) if expected.rule.kind == "steps" else judge_line(log)
-    if expected.rule.kind != "steps" and log.scan.torn:
-        return _torn(log)
-    has_line = log.scan.result or log.scan.unread
-    if verdict.cause is not Cause.NO_METRIC or expected.rule.kind != "steps" or not has_line:
+    if expected.rule.kind != "steps":
+        return judge_line(log)
+    verdict = judge_steps(expected, log)
+    if verdict.cause is not Cause.NO_METRIC or not (log.scan.result or log.scan.unread):
         return verdict
     first_result = log.scan.first or log.scan.unread_line
     if not first_result and not log.steps and not log.summary and not log.torn:  # another framework's figure
         return verdict
-    if log.scan.torn:
-        return _torn(log)
     of_line = judge_line(log)
     return replace(of_line, findings=(*of_line.findings, f"{verdict.reason}: the result is a line of the log"))
-
-
-def _torn(log: LogMonitor) -> Verdict:
-    reason = "the log ends within the line of its result: the number may be cut short"
-    return Verdict(status=Status.FAILURE, cause=Cause.NO_METRIC, reason=reason, evidence=log.best_error_line)
 
 
 def _with_end_findings(verdict: Verdict, expected: Expected, log: LogMonitor, prints_end: bool) -> Verdict:
