@@ -8,6 +8,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,12 +60,11 @@ class Plugins:
         self.loaded: dict[str, Plugin] = {}
         self.problems: list[Problem] = []
         self._broken: set[tuple[str, str]] = set()
-        self._backends: dict[str, tuple[Backend, Plugin]] | None = None  # once they were collected
-        self._rules: tuple[FailureRule, ...] | None = None  # the same
 
     def register(self, name: str, module: object, distribution: str, version: str, *, built_in: bool = False) -> None:
         """Take a plugin in; what is wrong with it is noted, not raised."""
-        self._backends = self._rules = None
+        for collected in ("_backends", "_rules"):
+            self.__dict__.pop(collected, None)
         if self.manager.has_plugin(name):
             self.problems.append(Problem(where=f"plugin {name}", what=f"{distribution} brings a second one; left out"))
             return
@@ -119,11 +119,10 @@ class Plugins:
         Raises:
             PluginError: two distributions bring a backend of one name.
         """
-        if self._backends is None:
-            self._backends = self._collect_backends()
         return dict(self._backends)
 
-    def _collect_backends(self) -> dict[str, tuple[Backend, Plugin]]:
+    @cached_property
+    def _backends(self) -> dict[str, tuple[Backend, Plugin]]:
         found: dict[str, tuple[Backend, Plugin]] = {}
         for plugin, backend in self._named("madlite_backends", "backend", _BACKEND_MEMBERS):
             if backend.name in found:
@@ -176,11 +175,10 @@ class Plugins:
 
     def failure_rules(self) -> tuple[FailureRule, ...]:
         """Return the rules that plugins bring, without those whose pattern cannot be used."""
-        if self._rules is None:
-            self._rules = self._collect_rules()
         return self._rules
 
-    def _collect_rules(self) -> tuple[FailureRule, ...]:
+    @cached_property
+    def _rules(self) -> tuple[FailureRule, ...]:
         rules = []
         for plugin, rule in self.collect("madlite_failure_rules"):
             try:

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -206,7 +207,7 @@ class FormatReader:
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the steps of a line, the configuration that it reports, and that the training ended."""
-        found = sorted((item for pattern in self._patterns for item in pattern.read(line)), key=_place)
+        found = sorted((item for pattern in self._patterns for item in pattern.read(line)), key=attrgetter("at"))
         events: list[Event] = [*self._configured(found), *self._steps(found, line)] if found else []
         if any(mark.search(line.text) for mark in self._end):
             events.append(Ended(marker=line.text.strip()[:_MARK]))
@@ -369,10 +370,6 @@ def _elapsed(numbers: Mapping[str, float], texts: Mapping[str, str]) -> tuple[fl
     for part in parts:
         seconds = 60 * seconds + int(part)
     return seconds, 1.0
-
-
-def _place(found: StepMatch) -> int:
-    return found.at
 
 
 class ReadersFile:

@@ -353,11 +353,10 @@ class FailureScan:
         self._since = 0  # lines since the last training step
         self._before: list[str] = []  # the last lines up to the step
         self._reported = ""  # what a reader took for a launcher's word of its end
-        self._best: tuple[FailureCandidate | None] | None = None  # once queried
 
     def feed(self, block: Block, trained: int | None) -> None:
         """Take lines in, of which the first `trained` go up to the last training step; None without one."""
-        self._best = None
+        self.__dict__.pop("candidate", None)
         if trained is not None:
             self._last.extend(block.lines[:trained])
             self._before, self._since = list(self._last), 0
@@ -383,7 +382,8 @@ class FailureScan:
         self.forget()
         self._buffer.clear()
         self._last.clear()
-        self._before, self._since, self.step_line, self._best = [], 0, "", None
+        self.__dict__.pop("candidate", None)
+        self._before, self._since, self.step_line = [], 0, ""
 
     def forget(self) -> None:
         """Forget what was found: the training went on."""
@@ -393,16 +393,19 @@ class FailureScan:
 
     def finish(self) -> None:
         """Look at what is held: no more comes."""
+        self.__dict__.pop("candidate", None)
         while self._buffer:
-            self._best = None
             self._scan_block(self._buffer.popleft())
 
-    @property
+    @cached_property
     def candidate(self) -> FailureCandidate | None:
         """What explains a failure best, of the lines since the last step, else of those before it."""
-        if self._best is None:
-            self._best = (self._find(),)
-        return self._best[0]
+        late = self.late_candidate
+        if not self._before or (late is not None and late.tier <= ERROR):
+            return late
+        early = CandidateScan(self._rules)
+        early.feed(make_block(self._relabel(self._before)))
+        return first_cause([*filter(ends_training, early.candidates())], self.scan.launchers.first) or late
 
     @property
     def late_candidate(self) -> FailureCandidate | None:
@@ -444,19 +447,11 @@ class FailureScan:
         lines = self._relabel(block.lines)
         self.scan.feed(block if lines == block.lines else make_block(lines), every_rule=every_rule)
 
-    def _find(self) -> FailureCandidate | None:
-        late = self.late_candidate
-        if not self._before or (late is not None and late.tier <= ERROR):
-            return late
-        early = CandidateScan(self._rules)
-        early.feed(make_block(self._relabel(self._before)))
-        return first_cause([*filter(_ends, early.candidates())], self.scan.launchers.first) or late
-
 
 def _in_order(found: Iterable[FailureCandidate]) -> list[FailureCandidate]:
     return sorted(found, key=lambda candidate: candidate.at)
 
 
-def _ends(item: FailureCandidate) -> bool:
-    """Return whether a line before the step can have ended the training: a step came although a package was missing."""
+def ends_training(item: FailureCandidate) -> bool:
+    """Return whether a line can have ended the training, wherever it is: one goes on although a package is missing."""
     return item.tier == ROOT or (item.tier == ERROR and item.uncaught and not item.of_import and not item.handled)

@@ -168,13 +168,9 @@ class Steps:
         """Return the value of a training step that was reported last, by whatever rank; None where there is none."""
         return self._latest.get(quantity)
 
-    def ranks(self, phase: Phase = "train") -> tuple[int, ...]:
-        """Return the ranks that a phase's lines name."""
-        return tuple(sorted(rank for at, rank in self._series if at == phase and rank is not None))
-
-    def counts(self, phase: Phase = "train") -> dict[int, int]:
-        """Return how many steps of a phase each rank reported, of the ranks that lines name."""
-        return {rank: len(self._series[phase, rank].ns) for rank in self.ranks(phase)}
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks that training lines name."""
+        return tuple(sorted(rank for phase, rank in self._series if phase == "train" and rank is not None))
 
     def arrived(self) -> dict[int, int]:
         """Return the training step that each rank has come to, of the ranks that lines name."""
@@ -600,13 +596,12 @@ def node_uses(speeds: NodeSpeeds, window: Window | None, names: Sequence[str]) -
     if len(names) < 2:
         return ()
     found = speeds.over(window) if window is not None else {}
-    return tuple(_use(node, name, found.get(node, ())) for node, name in enumerate(names))
-
-
-def _use(node: int, name: str, values: Sequence[float]) -> NodeUse:
-    if not values:
-        return NodeUse(node=node, name=name)
-    return NodeUse(node=node, name=name, steps=len(values), speed=median(values), noise=error_of_median(values))
+    numbers = {
+        node: {"steps": len(values), "speed": median(values), "noise": error_of_median(values)}
+        for node, values in found.items()
+        if values
+    }
+    return tuple(NodeUse(node=node, name=name, **numbers.get(node, {})) for node, name in enumerate(names))
 
 
 def error_of_median(values: Sequence[float]) -> float:
