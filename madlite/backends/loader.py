@@ -123,16 +123,7 @@ class Plugins:
 
     @cached_property
     def _backends(self) -> dict[str, tuple[Backend, Plugin]]:
-        found: dict[str, tuple[Backend, Plugin]] = {}
-        for plugin, backend in self._named("madlite_backends", "backend", _BACKEND_MEMBERS):
-            if backend.name in found:
-                raise PluginError(
-                    f"two plugins bring a backend named '{backend.name}': {found[backend.name][1].distribution} and "
-                    f"{plugin.distribution}",
-                    f"rename or uninstall one, or {SWITCH}={plugin.name}",
-                )
-            found[backend.name] = (backend, plugin)
-        return found
+        return self._named("madlite_backends", "backend", _BACKEND_MEMBERS)
 
     def _named(
         self,
@@ -140,17 +131,29 @@ class Plugins:
         kind: str,
         members: Iterable[str],
         of: type = Callable,  # type: ignore[assignment]
-    ) -> Iterator[tuple[Plugin, Any]]:
-        """Yield each plugin's items of a hook that have a name, and members of a type; the others are noted."""
+    ) -> dict[str, tuple[Any, Plugin]]:
+        """Return the items of a hook by name, which have members of a type; the others, and second ones, are noted.
+
+        Raises:
+            PluginError: two distributions bring a backend of one name.
+        """
+        found: dict[str, tuple[Any, Plugin]] = {}
         for plugin, item in self.collect(hook):
             name = getattr(item, "name", "")
-            missing = [] if isinstance(name, str) and name else ["a name"]
-            missing += [member for member in members if not isinstance(getattr(item, member, None), of)]
-            if missing:
-                what = f"{kind} {item!r} lacks {', '.join(missing)}; left out"
-                self._note(plugin.name, plugin.distribution, what)
+            lacks = [] if isinstance(name, str) and name else ["a name"]
+            lacks += [member for member in members if not isinstance(getattr(item, member, None), of)]
+            if lacks:
+                self._note(plugin.name, plugin.distribution, f"{kind} {item!r} lacks {', '.join(lacks)}; left out")
+            elif name not in found:
+                found[name] = (item, plugin)
+            elif kind == "backend":  # by which cards and records name what they train with
+                both = f"{found[name][1].distribution} and {plugin.distribution}"
+                hint = f"rename or uninstall one, or {SWITCH}={plugin.name}"
+                raise PluginError(f"two plugins bring a backend named '{name}': {both}", hint)
             else:
-                yield plugin, item
+                what = f"{kind} {name}: {found[name][1].distribution} brings one; left out"
+                self._note(plugin.name, plugin.distribution, what)
+        return found
 
     def runtimes(self) -> dict[str, Runtime]:
         """Return the runtimes that plugins bring, by name."""
@@ -158,20 +161,11 @@ class Plugins:
 
     def runtimes_of_plugins(self) -> dict[str, tuple[Runtime, Plugin]]:
         """Return the runtimes that plugins bring, by name, each with its plugin."""
-        named = self._named("madlite_runtimes", "runtime", ("traits",), Traits)
-        return {runtime.name: (runtime, plugin) for plugin, runtime in named}
+        return self._named("madlite_runtimes", "runtime", ("traits",), Traits)
 
     def exporters(self) -> dict[str, tuple[Exporter, Plugin]]:
         """Return what writes results to other programs, by name, each with its plugin."""
-        found: dict[str, tuple[Exporter, Plugin]] = {}
-        for plugin, exporter in self._named("madlite_exporters", "exporter", ("write",)):
-            if exporter.name in found:
-                where = found[exporter.name][1].distribution
-                what = f"exporter {exporter.name}: {where} brings one; left out"
-                self._note(plugin.name, plugin.distribution, what)
-            else:
-                found[exporter.name] = (exporter, plugin)
-        return found
+        return self._named("madlite_exporters", "exporter", ("write",))
 
     def failure_rules(self) -> tuple[FailureRule, ...]:
         """Return the rules that plugins bring, without those whose pattern cannot be used."""

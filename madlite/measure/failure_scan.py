@@ -106,11 +106,6 @@ def can_be_missed(candidate: FailureCandidate) -> bool:
     return candidate.tier <= FOLLOWER and is_of_package(candidate)
 
 
-def same_process(item: FailureCandidate, other: FailureCandidate) -> bool:
-    """Return whether two candidates are of one rank; lines without a rank match any."""
-    return other.rank is None or item.rank == other.rank
-
-
 def _is_weak(candidate: FailureCandidate) -> bool:
     return candidate.of_import or candidate.handled
 
@@ -329,7 +324,8 @@ class CandidateScan:
         """
         if not can_be_missed(item):
             return False
-        of_it, raised = [other for other in others if same_process(other, item)], self.launchers.raised(item.rank)
+        of_it = [other for other in others if item.rank is None or other.rank == item.rank]
+        raised = self.launchers.raised(item.rank)
         last = max(max(other.at, other.again) for other in of_it if other.line == item.line)
         later = [other for other in of_it if other.at > last and other.tier <= FOLLOWER and not is_of_package(other)]
         end = next((other.at for other in later if other.uncaught or not raised), None)

@@ -61,7 +61,7 @@ def _last(block: Block, patterns: Iterable[re.Pattern[str]]) -> str:
 # What to do when a GPU's memory ran out, in the numbers of the run: its micro batch, its peak, the message's own.
 
 # PyTorch's message, of 2.1 and later and of 1.x in brackets
-_SIZE = r"(?<![\d.])([\d.]{1,30}) ([KMGT]i?B|bytes)"
+_SIZE = r"(?<![\d.])(\d{1,15}(?:\.\d{0,15})?) ([KMGT]i?B|bytes)"
 _REPORTED = {
     "total": re.compile(rf"(?:total capacity of {_SIZE}|{_SIZE} total capacity)"),
     "free": re.compile(rf"of which {_SIZE} is free|; {_SIZE} free"),
@@ -200,10 +200,7 @@ def _gib(pattern: re.Pattern[str], line: str) -> float | None:
     if found is None:
         return None
     number, unit = (part for part in found.groups() if part is not None)
-    try:
-        return float(number) * _GIB[unit]
-    except ValueError:  # 1.2.3
-        return None
+    return float(number) * _GIB[unit]
 
 
 def _whole(text: str) -> int | None:

@@ -400,6 +400,8 @@ def _judge(expected: Expected, log: LogMonitor) -> Verdict:
     if not first_result and not log.steps and not log.summary and not log.torn:  # another framework's figure
         return verdict
     of_line = judge_line(log)
+    if log.scan.torn:
+        return of_line
     return replace(of_line, findings=(*of_line.findings, f"{verdict.reason}: the result is a line of the log"))
 
 

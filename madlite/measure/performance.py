@@ -440,24 +440,13 @@ def _read(name: str, records: Iterator[list[str]], by_status: bool) -> FileResul
     count = len(rows) + sum(1 for _ in records)
     if count > MOST_RESULTS:
         return FileResults(problem=f"{name} has {count} results, and {MOST_RESULTS} at most are taken")
-    table = [row.cells | {"performance": ""} if by_status and _has_failed(row.cells) else row.cells for row in rows]
-    foreign = any(has_decimal_comma(cells.get("performance", "")) for cells in table)
-    metrics = tuple(_metric(cells, row.misfit, foreign) for cells, row in zip(table, rows, strict=True))
+    for row in rows:
+        if by_status and row.cells.get("status", "").upper() == "FAILURE":
+            row.cells["performance"] = ""
+    foreign = any(has_decimal_comma(row.cells.get("performance", "")) for row in rows)
+    metrics = tuple(_metric(row, foreign) for row in rows)
     problem = "" if metrics else f"{name} has a header and no results"
-    notes = (*_notes(name, table), *_misfits(name, rows))
-    return FileResults(metrics=metrics, problem=problem, notes=notes)
-
-
-def _has_failed(cells: dict[str, str]) -> bool:
-    return cells.get("status", "").upper() == "FAILURE"
-
-
-def _notes(name: str, table: Sequence[dict[str, str]]) -> Iterator[str]:
-    if odd := [cells["performance"] for cells in table if has_decimal_comma(cells.get("performance", ""))]:
-        text = shortened(odd[0], 60)
-        yield f"{name} has '{text}', which is no number: a comma separates groups of three digits and nothing else"
-    if long := [cells.get("model", "") for cells in table if is_too_long(cells.get("performance", ""))]:
-        yield f"{name} has no number for {several(long)}: {TOO_LONG}"
+    return FileResults(metrics=metrics, problem=problem, notes=tuple(_notes(name, rows)))
 
 
 class _Record(NamedTuple):
@@ -481,8 +470,14 @@ def _record(cells: Sequence[str], header: Sequence[str]) -> _Record:
     return _Record(found, misfit)
 
 
-def _misfits(name: str, rows: Sequence[_Record]) -> Iterator[str]:
-    """Yield how many records are no results for their number of cells, and what the first of them has."""
+def _notes(name: str, rows: Sequence[_Record]) -> Iterator[str]:
+    """Yield what of a file is no number, and how many records are no results for their number of cells."""
+    table = [row.cells for row in rows]
+    if odd := [cells["performance"] for cells in table if has_decimal_comma(cells.get("performance", ""))]:
+        text = shortened(odd[0], 60)
+        yield f"{name} has '{text}', which is no number: a comma separates groups of three digits and nothing else"
+    if long := [cells.get("model", "") for cells in table if is_too_long(cells.get("performance", ""))]:
+        yield f"{name} has no number for {several(long)}: {TOO_LONG}"
     found = [(place, row.misfit) for place, row in enumerate(rows, 1) if row.misfit]
     if found:
         place, text = found[0]
@@ -490,8 +485,9 @@ def _misfits(name: str, rows: Sequence[_Record]) -> Iterator[str]:
         yield f"{name}: record {place} has {text}, so that none of them is a number{of}: quote a cell that has a comma"
 
 
-def _metric(cells: dict[str, str], misfit: str, foreign: bool) -> Metric:
+def _metric(row: _Record, foreign: bool) -> Metric:
     """Return a record's result; in a `foreign` file, which has a decimal comma, only what is the same number there."""
+    cells = row.cells
     extra = {name: value for name, value in cells.items() if name not in (*NEEDED, "status")}
     text, metric = cells.get("performance", ""), cells.get("metric", "")
     # 12,5 that nothing quotes is a number and another one in the place of its metric
@@ -500,4 +496,4 @@ def _metric(cells: dict[str, str], misfit: str, foreign: bool) -> Metric:
     unnamed = bool(text) and not names_metric(metric)  # nobody knows what it counts
     number = "" if moved or unnamed else without_groups(text)
     found = make_metric(number, metric, label=cells.get("model", ""), columns=extra)
-    return replace(found, cause=Cause.BAD_NUMBER) if misfit or (moved and text) or unnamed else found
+    return replace(found, cause=Cause.BAD_NUMBER) if row.misfit or (moved and text) or unnamed else found
