@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, compress, groupby, pairwise, takewhile
 from operator import index, itemgetter
 from statistics import median
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -590,7 +590,7 @@ def node_uses(speeds: NodeSpeeds, window: Window | None, names: Sequence[str]) -
     if len(names) < 2:
         return ()
     found = speeds.over(window) if window is not None else {}
-    numbers = {
+    numbers: dict[int, dict[str, Any]] = {
         node: {"steps": len(values), "speed": median(values), "noise": error_of_median(values)}
         for node, values in found.items()
         if values
