@@ -214,7 +214,7 @@ class Plugins:
             answer = getattr(backend, member)(*arguments)
             return list(answer) if isinstance(answer, Iterator) else answer
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to foreign code
-            self._once(Problem(where=f"backend {backend.name}", what=f"{member} failed: {_where(error)}"))
+            self._once(Problem(where=f"backend {backend.name}", what=f"{member} failed: {raised(error)}"))
             return otherwise
 
     def _call(self, name: str, hook: str, arguments: Mapping[str, object]) -> list[Any]:
@@ -230,7 +230,7 @@ class Plugins:
 
     def _break(self, name: str, hook: str, error: BaseException) -> None:
         self._broken.add((name, hook))
-        self._note(name, self.loaded[name].distribution, f"{hook} failed: {_where(error)}")
+        self._note(name, self.loaded[name].distribution, f"{hook} failed: {raised(error)}")
 
     def _once(self, problem: Problem) -> None:
         if problem not in self.problems:
@@ -260,7 +260,7 @@ def load_plugins(disabled: str = "", *, only_built_in: bool = False) -> Plugins:
         try:
             module = entry.load()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to foreign code
-            what = f"cannot be loaded: {_where(error)}"
+            what = f"cannot be loaded: {raised(error)}"
             plugins.problems.append(Problem(where=f"plugin {entry.name} ({distribution})", what=what))
             continue
         plugins.register(entry.name, module, distribution, version, built_in=ours)
@@ -359,7 +359,7 @@ def _unfit_reference(answer: object) -> str:
     return f"a reference cannot be used: {flaw}" if flaw else ""
 
 
-def _where(error: BaseException) -> str:
+def raised(error: BaseException) -> str:
     """Format an exception of foreign code in one line: type, text, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None

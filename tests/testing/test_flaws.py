@@ -175,7 +175,7 @@ BROKEN = {
         (broken(reader=lambda self, plan: object()), "it has no method feed", "def feed(self, line)"),
         (broken(check=lambda self, plan: ["bad"]), "it answered 'bad'", "return madlite.Finding"),
         (broken(assets=lambda self, plan: [Finding(message="x")]), "it answered Finding(", "return madlite.Asset"),
-        (broken(check=lambda self, plan: plan.settings["x"]), "it raised KeyError: 'x' at ", "Finding"),
+        (broken(check=lambda self, plan: plan.settings["x"]), "it raised KeyError: 'x' (", "Finding"),
         (broken(check=later), "check is a coroutine", "not async"),
     ],
     "names": [
