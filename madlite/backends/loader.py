@@ -8,6 +8,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,12 +60,11 @@ class Plugins:
         self.loaded: dict[str, Plugin] = {}
         self.problems: list[Problem] = []
         self._broken: set[tuple[str, str]] = set()
-        self._backends: dict[str, tuple[Backend, Plugin]] | None = None  # once they were collected
-        self._rules: tuple[FailureRule, ...] | None = None  # the same
 
     def register(self, name: str, module: object, distribution: str, version: str, *, built_in: bool = False) -> None:
         """Take a plugin in; what is wrong with it is noted, not raised."""
-        self._backends = self._rules = None
+        for collected in ("_backends", "_rules"):
+            self.__dict__.pop(collected, None)
         if self.manager.has_plugin(name):
             self.problems.append(Problem(where=f"plugin {name}", what=f"{distribution} brings a second one; left out"))
             return
@@ -119,21 +119,11 @@ class Plugins:
         Raises:
             PluginError: two distributions bring a backend of one name.
         """
-        if self._backends is None:
-            self._backends = self._collect_backends()
         return dict(self._backends)
 
-    def _collect_backends(self) -> dict[str, tuple[Backend, Plugin]]:
-        found: dict[str, tuple[Backend, Plugin]] = {}
-        for plugin, backend in self._named("madlite_backends", "backend", _BACKEND_MEMBERS):
-            if backend.name in found:
-                raise PluginError(
-                    f"two plugins bring a backend named '{backend.name}': {found[backend.name][1].distribution} and "
-                    f"{plugin.distribution}",
-                    f"rename or uninstall one, or {SWITCH}={plugin.name}",
-                )
-            found[backend.name] = (backend, plugin)
-        return found
+    @cached_property
+    def _backends(self) -> dict[str, tuple[Backend, Plugin]]:
+        return self._named("madlite_backends", "backend", _BACKEND_MEMBERS)
 
     def _named(
         self,
@@ -141,17 +131,29 @@ class Plugins:
         kind: str,
         members: Iterable[str],
         of: type = Callable,  # type: ignore[assignment]
-    ) -> Iterator[tuple[Plugin, Any]]:
-        """Yield each plugin's items of a hook that have a name, and members of a type; the others are noted."""
+    ) -> dict[str, tuple[Any, Plugin]]:
+        """Return the items of a hook by name, which have members of a type; the others, and second ones, are noted.
+
+        Raises:
+            PluginError: two distributions bring a backend of one name.
+        """
+        found: dict[str, tuple[Any, Plugin]] = {}
         for plugin, item in self.collect(hook):
             name = getattr(item, "name", "")
-            missing = [] if isinstance(name, str) and name else ["a name"]
-            missing += [member for member in members if not isinstance(getattr(item, member, None), of)]
-            if missing:
-                what = f"{kind} {item!r} lacks {', '.join(missing)}; left out"
-                self._note(plugin.name, plugin.distribution, what)
+            lacks = [] if isinstance(name, str) and name else ["a name"]
+            lacks += [member for member in members if not isinstance(getattr(item, member, None), of)]
+            if lacks:
+                self._note(plugin.name, plugin.distribution, f"{kind} {item!r} lacks {', '.join(lacks)}; left out")
+            elif name not in found:
+                found[name] = (item, plugin)
+            elif kind == "backend":  # by which cards and records name what they train with
+                both = f"{found[name][1].distribution} and {plugin.distribution}"
+                hint = f"rename or uninstall one, or {SWITCH}={plugin.name}"
+                raise PluginError(f"two plugins bring a backend named '{name}': {both}", hint)
             else:
-                yield plugin, item
+                what = f"{kind} {name}: {found[name][1].distribution} brings one; left out"
+                self._note(plugin.name, plugin.distribution, what)
+        return found
 
     def runtimes(self) -> dict[str, Runtime]:
         """Return the runtimes that plugins bring, by name."""
@@ -159,28 +161,18 @@ class Plugins:
 
     def runtimes_of_plugins(self) -> dict[str, tuple[Runtime, Plugin]]:
         """Return the runtimes that plugins bring, by name, each with its plugin."""
-        named = self._named("madlite_runtimes", "runtime", ("traits",), Traits)
-        return {runtime.name: (runtime, plugin) for plugin, runtime in named}
+        return self._named("madlite_runtimes", "runtime", ("traits",), Traits)
 
     def exporters(self) -> dict[str, tuple[Exporter, Plugin]]:
         """Return what writes results to other programs, by name, each with its plugin."""
-        found: dict[str, tuple[Exporter, Plugin]] = {}
-        for plugin, exporter in self._named("madlite_exporters", "exporter", ("write",)):
-            if exporter.name in found:
-                where = found[exporter.name][1].distribution
-                what = f"exporter {exporter.name}: {where} brings one; left out"
-                self._note(plugin.name, plugin.distribution, what)
-            else:
-                found[exporter.name] = (exporter, plugin)
-        return found
+        return self._named("madlite_exporters", "exporter", ("write",))
 
     def failure_rules(self) -> tuple[FailureRule, ...]:
         """Return the rules that plugins bring, without those whose pattern cannot be used."""
-        if self._rules is None:
-            self._rules = self._collect_rules()
         return self._rules
 
-    def _collect_rules(self) -> tuple[FailureRule, ...]:
+    @cached_property
+    def _rules(self) -> tuple[FailureRule, ...]:
         rules = []
         for plugin, rule in self.collect("madlite_failure_rules"):
             try:
@@ -222,7 +214,7 @@ class Plugins:
             answer = getattr(backend, member)(*arguments)
             return list(answer) if isinstance(answer, Iterator) else answer
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to foreign code
-            self._once(Problem(where=f"backend {backend.name}", what=f"{member} failed: {_where(error)}"))
+            self._once(Problem(where=f"backend {backend.name}", what=f"{member} failed: {raised(error)}"))
             return otherwise
 
     def _call(self, name: str, hook: str, arguments: Mapping[str, object]) -> list[Any]:
@@ -238,7 +230,7 @@ class Plugins:
 
     def _break(self, name: str, hook: str, error: BaseException) -> None:
         self._broken.add((name, hook))
-        self._note(name, self.loaded[name].distribution, f"{hook} failed: {_where(error)}")
+        self._note(name, self.loaded[name].distribution, f"{hook} failed: {raised(error)}")
 
     def _once(self, problem: Problem) -> None:
         if problem not in self.problems:
@@ -268,7 +260,7 @@ def load_plugins(disabled: str = "", *, only_built_in: bool = False) -> Plugins:
         try:
             module = entry.load()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the border to foreign code
-            what = f"cannot be loaded: {_where(error)}"
+            what = f"cannot be loaded: {raised(error)}"
             plugins.problems.append(Problem(where=f"plugin {entry.name} ({distribution})", what=what))
             continue
         plugins.register(entry.name, module, distribution, version, built_in=ours)
@@ -367,7 +359,7 @@ def _unfit_reference(answer: object) -> str:
     return f"a reference cannot be used: {flaw}" if flaw else ""
 
 
-def _where(error: BaseException) -> str:
+def raised(error: BaseException) -> str:
     """Format an exception of foreign code in one line: type, text, and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1] if frames else None

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -206,7 +207,7 @@ class FormatReader:
 
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the steps of a line, the configuration that it reports, and that the training ended."""
-        found = sorted((item for pattern in self._patterns for item in pattern.read(line)), key=_place)
+        found = sorted((item for pattern in self._patterns for item in pattern.read(line)), key=attrgetter("at"))
         events: list[Event] = [*self._configured(found), *self._steps(found, line)] if found else []
         if any(mark.search(line.text) for mark in self._end):
             events.append(Ended(marker=line.text.strip()[:_MARK]))
@@ -371,10 +372,6 @@ def _elapsed(numbers: Mapping[str, float], texts: Mapping[str, str]) -> tuple[fl
     return seconds, 1.0
 
 
-def _place(found: StepMatch) -> int:
-    return found.at
-
-
 class ReadersFile:
     """A plugin that brings the readers of a user's file."""
 
@@ -403,6 +400,11 @@ class ReadersFile:
 _FIELD = re.compile(r"\{(\w+)\}")
 
 
+class _RulesFile(Value, frozen=True, forbid_unknown_fields=True):
+    rule: tuple[FailureRule, ...] = ()
+    backends: tuple[str, ...] = ()
+
+
 @cache
 def read_failure_rules(path: Path) -> tuple[FailureRule, ...]:
     """Return the rules of a TOML file, in its order; a rule's source is the file, below its folder's name.
@@ -416,32 +418,22 @@ def read_failure_rules(path: Path) -> tuple[FailureRule, ...]:
     import tomli
 
     try:
-        table = tomli.loads(path.read_text(encoding="utf-8"))
-        rules, backends = table.pop("rule", []), table.pop("backends", [])
-        if table or not isinstance(rules, list):
-            raise ValueError(f"key '{next(iter(table), 'rule')}': a file of rules has [[rule]] tables and `backends`")
-        if not isinstance(backends, list) or not all(isinstance(name, str) for name in backends):
-            raise ValueError("key 'backends': it is a list of backends' names")
-    except (OSError, ValueError) as error:
+        file = msgspec.convert(tomli.loads(path.read_text(encoding="utf-8")), _RulesFile)
+    except (OSError, ValueError, msgspec.ValidationError) as error:
         raise PluginError(f"failure rules {path}: {error}") from None
-    return tuple(_rule(path, number, values, tuple(backends)) for number, values in enumerate(rules, 1))
+    for number, rule in enumerate(file.rule, 1):
+        if flaw := flaw_of(rule):
+            raise PluginError(f"failure rules {path}, rule {number}: {flaw}")
+    common = {"source": f"{path.parent.name}/{path.name}", "backends": file.backends}
+    return tuple(
+        msgspec.structs.replace(rule, **{key: getattr(rule, key) or value for key, value in common.items()})
+        for rule in file.rule
+    )
 
 
 def explained(text: str, groups: dict[str, str]) -> str:
     """Return a hint with the pattern's groups in place of their names in braces."""
     return _FIELD.sub(lambda field: groups.get(field[1], field[0]), text)
-
-
-def _rule(path: Path, number: int, values: object, backends: tuple[str, ...]) -> FailureRule:
-    where = f"failure rules {path}, rule {number}"
-    try:
-        rule = msgspec.convert(values, FailureRule)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise PluginError(f"{where}: {error}") from None
-    if flaw := flaw_of(rule):
-        raise PluginError(f"{where}: {flaw}")
-    source = rule.source or f"{path.parent.name}/{path.name}"
-    return msgspec.structs.replace(rule, source=source, backends=rule.backends or backends)
 
 
 def flaw_of(rule: FailureRule) -> str:

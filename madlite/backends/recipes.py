@@ -322,21 +322,12 @@ def _in(word: str, words: Sequence[str]) -> bool:
 def _of_device(rows: Sequence[RecipeRun], device: str, book: RecipeBook) -> list[RecipeRun]:
     """Return the rows of a device; of its stand-in those that it has none of its own for, release by release."""
     own = [run for run in rows if _in(device, run.devices)]
-    other = book.stand_in.get(device)
-    if other is None:
-        return own
-    taken = {release for run in own for release in run.releases or ("",)}
-    return own or [run for run in rows if other in run.devices] if not taken else _filled(own, rows, other, taken)
-
-
-def _filled(own: list[RecipeRun], rows: Sequence[RecipeRun], other: str, taken: set[str]) -> list[RecipeRun]:
-    """Return own rows, and a stand-in's narrowed to the releases that have none of the device's own."""
-    spare = []
-    for run in rows:
-        left = tuple(release for release in run.releases if release not in taken)
-        if other in run.devices and left and run not in own:
-            spare.append(replace(run, releases=left))
-    return [*own, *spare]
+    others = [run for run in rows if book.stand_in.get(device) in run.devices and run not in own]
+    if not own:
+        return others
+    taken = {release for run in own for release in run.releases}
+    left = (replace(run, releases=tuple(name for name in run.releases if name not in taken)) for run in others)
+    return [*own, *(run for run in left if run.releases)]
 
 
 def _newest(rows: Iterable[RecipeRun], book: RecipeBook) -> str:

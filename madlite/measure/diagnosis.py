@@ -13,6 +13,7 @@ from signal import SIGKILL
 from msgspec.structs import replace
 
 from madlite.backends.log_formats import explained
+from madlite.measure.failure_scan import ends_training
 from madlite.measure.launchers import TASKS_EXITED
 from madlite.measure.lines import CRASHES, rank_in, signal_meaning, signal_name, signal_of_code
 from madlite.measure.memory import gpu_memory_hint
@@ -142,10 +143,7 @@ def _exit_candidate(cause: Cause, evidence: str, log: LogMonitor, facts: Diagnos
 
 def _ended_a_rank(candidate: FailureCandidate) -> bool:
     """Return whether a candidate explains why a rank failed before the run was ended, and is no trace of that end."""
-    if candidate.tier == ROOT:
-        return True
-    raised = candidate.tier == ERROR and candidate.uncaught and not candidate.of_import and not candidate.handled
-    return raised and not _SIGNAL_TRACE.search(candidate.line)
+    return ends_training(candidate) and (candidate.tier == ROOT or not _SIGNAL_TRACE.search(candidate.line))
 
 
 def _diagnose_ended_run(cause: Cause, evidence: str, log: LogMonitor, facts: DiagnosisInput, hint: str) -> Diagnosis:

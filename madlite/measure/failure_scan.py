@@ -106,11 +106,6 @@ def can_be_missed(candidate: FailureCandidate) -> bool:
     return candidate.tier <= FOLLOWER and is_of_package(candidate)
 
 
-def same_process(item: FailureCandidate, other: FailureCandidate) -> bool:
-    """Return whether two candidates are of one rank; lines without a rank match any."""
-    return other.rank is None or item.rank == other.rank
-
-
 def _is_weak(candidate: FailureCandidate) -> bool:
     return candidate.of_import or candidate.handled
 
@@ -329,7 +324,8 @@ class CandidateScan:
         """
         if not can_be_missed(item):
             return False
-        of_it, raised = [other for other in others if same_process(other, item)], self.launchers.raised(item.rank)
+        of_it = [other for other in others if item.rank is None or other.rank == item.rank]
+        raised = self.launchers.raised(item.rank)
         last = max(max(other.at, other.again) for other in of_it if other.line == item.line)
         later = [other for other in of_it if other.at > last and other.tier <= FOLLOWER and not is_of_package(other)]
         end = next((other.at for other in later if other.uncaught or not raised), None)
@@ -353,11 +349,10 @@ class FailureScan:
         self._since = 0  # lines since the last training step
         self._before: list[str] = []  # the last lines up to the step
         self._reported = ""  # what a reader took for a launcher's word of its end
-        self._best: tuple[FailureCandidate | None] | None = None  # once queried
 
     def feed(self, block: Block, trained: int | None) -> None:
         """Take lines in, of which the first `trained` go up to the last training step; None without one."""
-        self._best = None
+        self.__dict__.pop("candidate", None)
         if trained is not None:
             self._last.extend(block.lines[:trained])
             self._before, self._since = list(self._last), 0
@@ -383,7 +378,8 @@ class FailureScan:
         self.forget()
         self._buffer.clear()
         self._last.clear()
-        self._before, self._since, self.step_line, self._best = [], 0, "", None
+        self.__dict__.pop("candidate", None)
+        self._before, self._since, self.step_line = [], 0, ""
 
     def forget(self) -> None:
         """Forget what was found: the training went on."""
@@ -393,16 +389,19 @@ class FailureScan:
 
     def finish(self) -> None:
         """Look at what is held: no more comes."""
+        self.__dict__.pop("candidate", None)
         while self._buffer:
-            self._best = None
             self._scan_block(self._buffer.popleft())
 
-    @property
+    @cached_property
     def candidate(self) -> FailureCandidate | None:
         """What explains a failure best, of the lines since the last step, else of those before it."""
-        if self._best is None:
-            self._best = (self._find(),)
-        return self._best[0]
+        late = self.late_candidate
+        if not self._before or (late is not None and late.tier <= ERROR):
+            return late
+        early = CandidateScan(self._rules)
+        early.feed(make_block(self._relabel(self._before)))
+        return first_cause([*filter(ends_training, early.candidates())], self.scan.launchers.first) or late
 
     @property
     def late_candidate(self) -> FailureCandidate | None:
@@ -444,19 +443,11 @@ class FailureScan:
         lines = self._relabel(block.lines)
         self.scan.feed(block if lines == block.lines else make_block(lines), every_rule=every_rule)
 
-    def _find(self) -> FailureCandidate | None:
-        late = self.late_candidate
-        if not self._before or (late is not None and late.tier <= ERROR):
-            return late
-        early = CandidateScan(self._rules)
-        early.feed(make_block(self._relabel(self._before)))
-        return first_cause([*filter(_ends, early.candidates())], self.scan.launchers.first) or late
-
 
 def _in_order(found: Iterable[FailureCandidate]) -> list[FailureCandidate]:
     return sorted(found, key=lambda candidate: candidate.at)
 
 
-def _ends(item: FailureCandidate) -> bool:
-    """Return whether a line before the step can have ended the training: a step came although a package was missing."""
+def ends_training(item: FailureCandidate) -> bool:
+    """Return whether a line can have ended the training, wherever it is: one goes on although a package is missing."""
     return item.tier == ROOT or (item.tier == ERROR and item.uncaught and not item.of_import and not item.handled)

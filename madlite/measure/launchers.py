@@ -147,16 +147,14 @@ class JobScan:
 
     def find(self, block: Block) -> int | None:
         """Return the place in a block of the last line that begins another job; None where none does."""
-        if self._first is None and block.lines:
-            head, self._size = _shape_of_head(block.lines[0]), len(block.lines[0])
-            self._first = head if any(map(str.isalpha, head)) else ""
-            first = 1
-        else:
-            first = 0
+        lines = block.lines
+        if self._first is None and lines:
+            head, self._size = _shape_of_head(lines[0]), len(lines[0])
+            self._first, lines = head if any(map(str.isalpha, head)) else "", lines[1:]
         if not self._has_ended and not any(mark in block.text for mark in (*_JOB_ENDS, *_JOB_IDS)):
-            self._look_for_head(block.lines[first:])
+            self._look_for_head(lines)
             return None
-        begins = [first + at for at, line in enumerate(block.lines[first:]) if self._begins(line)]
+        begins = [at for at, line in enumerate(lines, len(block.lines) - len(lines)) if self._begins(line)]
         return begins[-1] if begins else None
 
     def _look_for_head(self, lines: Iterable[str]) -> None:

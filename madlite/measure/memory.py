@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
 from madlite.backends.log_formats import read_failure_rules
@@ -19,19 +19,13 @@ from madlite.text import whole_number
 # Sources of the formats: torch (`CUDA out of memory`, the table of `memory_summary`), torchtitan (`N CUDA memory
 # allocation retries.`, `N CUDA OOM errors thrown.`), DeepSpeed (`N pytorch allocator cache flushes since last step`).
 
-_Patterns = tuple[tuple[str, re.Pattern[str]], ...]
-
-# each with a text that its lines have; most blocks of lines hold none of them, which is quick to see
-_SURVIVED: _Patterns = (
-    (
-        "out of memory",
-        re.compile(r"\b(?:CUDA|HIP|ROCm|XPU) out of memory\b.{0,80}\b(?:retry|retried|skipp|trying again)"),
-    ),
-    ("OOM", re.compile(r"\b[1-9]\d* [A-Z]+ OOM errors thrown|\bCUDA OOMs: [1-9]")),
+_SURVIVED = (
+    re.compile(r"\b(?:CUDA|HIP|ROCm|XPU) out of memory\b.{0,80}\b(?:retry|retried|skipp|trying again)"),
+    re.compile(r"\b[1-9]\d* [A-Z]+ OOM errors thrown|\bCUDA OOMs: [1-9]"),
 )
-_RETRIED: _Patterns = (
-    (" retries", re.compile(r"\b[1-9]\d* [A-Z]+ memory allocation retries|\bcudaMalloc retries: [1-9]")),
-    ("allocator cache flushes", re.compile(r"\b[1-9]\d* pytorch allocator cache flushes since last step")),
+_RETRIED = (
+    re.compile(r"\b[1-9]\d* [A-Z]+ memory allocation retries|\bcudaMalloc retries: [1-9]"),
+    re.compile(r"\b[1-9]\d* pytorch allocator cache flushes since last step"),
 )
 _LONGEST = 300  # characters of such a line that are kept
 
@@ -50,26 +44,24 @@ class MemoryScan:
 
 
 @cache
-def _ran_out() -> _Patterns:
+def _ran_out() -> tuple[re.Pattern[str], ...]:
     """Return what shows that memory ran out: the failure rules that a process ends by, and what it survives."""
     rules = [rule for rule in read_failure_rules(COMMON) if rule.ends and rule.cause == Cause.GPU_MEMORY.value]
-    patterns = [re.compile(rule.pattern) for rule in rules]
-    return (*((text, pattern) for pattern in patterns for text in needed_texts(pattern)), *_SURVIVED)
+    return (*(re.compile(rule.pattern) for rule in rules), *_SURVIVED)
 
 
-def _last(block: Block, patterns: _Patterns) -> str:
+def _last(block: Block, patterns: Iterable[re.Pattern[str]]) -> str:
     found = ""
-    for text, pattern in patterns:
-        if text in block.text:
-            for _, line in lines_with(block.text, text):
-                found = line if pattern.search(line) else found
+    for pattern in patterns:
+        for text in needed_texts(pattern):  # most blocks of lines hold none of them, which is quick to see
+            found = next((line for _, line in [*lines_with(block.text, text)][::-1] if pattern.search(line)), found)
     return without_rank(found)[:_LONGEST]
 
 
 # What to do when a GPU's memory ran out, in the numbers of the run: its micro batch, its peak, the message's own.
 
 # PyTorch's message, of 2.1 and later and of 1.x in brackets
-_SIZE = r"(?<![\d.])([\d.]{1,30}) ([KMGT]i?B|bytes)"
+_SIZE = r"(?<![\d.])(\d{1,15}(?:\.\d{0,15})?) ([KMGT]i?B|bytes)"
 _REPORTED = {
     "total": re.compile(rf"(?:total capacity of {_SIZE}|{_SIZE} total capacity)"),
     "free": re.compile(rf"of which {_SIZE} is free|; {_SIZE} free"),
@@ -208,10 +200,7 @@ def _gib(pattern: re.Pattern[str], line: str) -> float | None:
     if found is None:
         return None
     number, unit = (part for part in found.groups() if part is not None)
-    try:
-        return float(number) * _GIB[unit]
-    except ValueError:  # 1.2.3
-        return None
+    return float(number) * _GIB[unit]
 
 
 def _whole(text: str) -> int | None:

@@ -100,17 +100,15 @@ class NetworkScan:
         if (self._sockets and self.rdma) or not any(text in block.text for text in _NETWORK):
             return
         for line in block.lines:
-            found = _OF_NETWORK.search(line) if "NCCL INFO" in line else None
-            if found is not None:
-                self._note(found["used"] or found["via"], found["found"], line.strip()[:_LONGEST_NETWORK])
-
-    def _note(self, used: str | None, found: str | None, line: str) -> None:
-        if used == "Socket":
-            self._sockets = self._sockets or line
-        elif used is not None:
-            self.rdma = self.rdma or line
-        elif found == "Socket":
-            self._found = self._found or line
+            named = _OF_NETWORK.search(line) if "NCCL INFO" in line else None
+            used, found = (named["used"] or named["via"], named["found"]) if named is not None else (None, None)
+            text = line.strip()[:_LONGEST_NETWORK]
+            if used == "Socket":
+                self._sockets = self._sockets or text
+            elif used is not None:
+                self.rdma = self.rdma or text
+            elif found == "Socket":
+                self._found = self._found or text
 
 
 _log = logging.getLogger(__name__)

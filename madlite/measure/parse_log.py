@@ -11,6 +11,7 @@ import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -368,7 +369,7 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
         rule = ResultRule(kind="steps" if log.steps and not own_line else "performance_line", loss_expected=False)
     there = log.steps.quantities()
     rule = replace(rule, mad=tuple(item for item in rule.mad if item.quantity in there or item.key in log.summary))
-    own = sorted((item for item in there if item.is_speed and item.name not in QUANTITIES), key=_label)
+    own = sorted((item for item in there if item.is_speed and item.name not in QUANTITIES), key=attrgetter("label"))
     speeds = (rule.headline, *SPEEDS, Quantity.TFLOPS_PER_GPU, *own)
     times = (Quantity.STEP_TIME_S, Quantity.STEP_TIME_S_MEAN, *MEANS)
     unread = log.training.unread  # a speed that is none says better what is wrong than another number
@@ -379,39 +380,29 @@ def _rule(plugins: Plugins, backend: Backend | None, log: LogMonitor, plan: RunP
     return replace(rule, headline=headline, headline_metric=headline.name)
 
 
-def _label(quantity: Quantity) -> str:
-    return quantity.label
-
-
 def _medians(steps: Steps, window: Window | None) -> dict[Quantity, float]:
     if window is None:
         return {}
     totals = {Quantity.TOKENS_SEEN, Quantity.SAMPLES_SEEN}  # since the start: a median says nothing of them
     there = steps.quantities() - {window.quantity} - totals
-    order = [item for item in (*QUANTITIES.values(), *sorted(there, key=_label)) if item in there]
+    order = [item for item in (*QUANTITIES.values(), *sorted(there, key=attrgetter("label"))) if item in there]
     medians = {quantity: median_in(steps, quantity, window) for quantity in dict.fromkeys(order)}
     return {quantity: value for quantity, value in medians.items() if value is not None}
 
 
 def _judge(expected: Expected, log: LogMonitor) -> Verdict:
-    verdict = judge_steps(expected, log) if expected.rule.kind == "steps" else judge_line(log)
-    if expected.rule.kind != "steps" and log.scan.torn:
-        return _torn(log)
-    has_line = log.scan.result or log.scan.unread
-    if verdict.cause is not Cause.NO_METRIC or expected.rule.kind != "steps" or not has_line:
+    if expected.rule.kind != "steps":
+        return judge_line(log)
+    verdict = judge_steps(expected, log)
+    if verdict.cause is not Cause.NO_METRIC or not (log.scan.result or log.scan.unread):
         return verdict
     first_result = log.scan.first or log.scan.unread_line
     if not first_result and not log.steps and not log.summary and not log.torn:  # another framework's figure
         return verdict
-    if log.scan.torn:
-        return _torn(log)
     of_line = judge_line(log)
+    if log.scan.torn:
+        return of_line
     return replace(of_line, findings=(*of_line.findings, f"{verdict.reason}: the result is a line of the log"))
-
-
-def _torn(log: LogMonitor) -> Verdict:
-    reason = "the log ends within the line of its result: the number may be cut short"
-    return Verdict(status=Status.FAILURE, cause=Cause.NO_METRIC, reason=reason, evidence=log.best_error_line)
 
 
 def _with_end_findings(verdict: Verdict, expected: Expected, log: LogMonitor, prints_end: bool) -> Verdict:

@@ -251,11 +251,6 @@ def _bus_bytes(args: _Args) -> float:
 # What a reader should know.
 
 
-def acting_settings(knobs: Iterable[Knob]) -> dict[str, list[str]]:
-    """Return for each part of a step the settings that act on it, of what `madlite tune` may change."""
-    return {part: [knob.key for knob in knobs if part in knob.acts_on] for part in STEP_PARTS}
-
-
 def part_texts(profile: StepProfile) -> Iterator[tuple[str, str]]:
     """Yield the parts of a step with their times, shares, and how fast they were."""
     yield "step", f"{_ms(profile.step_s)}, mean of {profile.steps}, {'rank 0' if profile.on_gpu else 'on the CPU'}"
@@ -289,8 +284,8 @@ def most_lost(profile: StepProfile) -> StepPart:
     return max(profile.parts, key=_lost_s)
 
 
-def largest_loss(profile: StepProfile, acting: Mapping[str, Iterable[str]]) -> str:
-    """Return the part of a step that is lost most of, as a sentence; `acting` has the settings that act on a part."""
+def largest_loss(profile: StepProfile, knobs: Iterable[Knob]) -> str:
+    """Return the part of a step that is lost most of, as a sentence with the knobs that act on it."""
     part = most_lost(profile)
     share = percent(part.time_s / profile.step_s)
     told = {
@@ -301,7 +296,7 @@ def largest_loss(profile: StepProfile, acting: Mapping[str, Iterable[str]]) -> s
         part.name,
         f"{part.name} takes {share} of the step" + (f" at {percent(part.of_peak)} of the peak" if part.of_peak else ""),
     )
-    settings = ", ".join(acting.get(part.name, ()))
+    settings = ", ".join(knob.key for knob in knobs if part.name in knob.acts_on)
     return f"the largest loss: {told}" + (f" (settings that act on it: {settings})" if settings else "")
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, compress, groupby, pairwise, takewhile
 from operator import index, itemgetter
 from statistics import median
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -33,6 +33,10 @@ class Curve(Value, frozen=True):
 
     ns: array[int]
     values: array[float]
+
+    def within(self, window: Window) -> array[float]:
+        """Return the values of a window's steps, those too that it leaves out."""
+        return self.values[bisect_left(self.ns, window.first_step) : bisect_left(self.ns, window.last_step + 1)]
 
 
 class Steps:
@@ -148,13 +152,14 @@ class Steps:
     def starts_over(self, step: Step, *, ended: bool = False) -> bool:
         """Return whether a training step that is not stored yet begins another training as its rank's first one.
 
-        After an end mark (`ended`) a short training counts too, whose first step is not further back than lines of
-        ranks come apart.
+        It is the first line's again, or one before it.  After an end mark (`ended`) a short training counts too, whose
+        first step is not further back than lines of ranks come apart.
         """
         series = self._series.get(("train", step.rank))
         if series is None or step.phase != "train" or not isinstance(step.n, int):
             return False
-        return series.starts_over(step.n, 0 if ended else STEPS_APART)
+        apart = 0 if ended else STEPS_APART
+        return len(series.ns) > 1 and step.n <= series.ns[0] and step.n < series.top - apart
 
     def reported_s(self, n: int) -> float | None:
         """Return when a training step was reported first, by whatever rank, in seconds since the start of the run.
@@ -168,13 +173,9 @@ class Steps:
         """Return the value of a training step that was reported last, by whatever rank; None where there is none."""
         return self._latest.get(quantity)
 
-    def ranks(self, phase: Phase = "train") -> tuple[int, ...]:
-        """Return the ranks that a phase's lines name."""
-        return tuple(sorted(rank for at, rank in self._series if at == phase and rank is not None))
-
-    def counts(self, phase: Phase = "train") -> dict[int, int]:
-        """Return how many steps of a phase each rank reported, of the ranks that lines name."""
-        return {rank: len(self._series[phase, rank].ns) for rank in self.ranks(phase)}
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks that training lines name."""
+        return tuple(sorted(rank for phase, rank in self._series if phase == "train" and rank is not None))
 
     def arrived(self) -> dict[int, int]:
         """Return the training step that each rank has come to, of the ranks that lines name."""
@@ -244,7 +245,7 @@ class _StepSeries:
     def __init__(self) -> None:
         self.ns = array("q")
         self.times = array("d")  # seconds since the start of the run, NaN where that is not known
-        self._top: int | None = None  # the highest number since the training was started last
+        self.top = -_FURTHEST  # the highest number since the training was started last
         self._before = -_FURTHEST  # the highest number before that
         self.columns: dict[Quantity, tuple[array[float], int]] = {}  # with the bit that says which rows have it
         self._present = array("Q")
@@ -267,30 +268,21 @@ class _StepSeries:
 
     def note(self, row: int, t_s: float) -> bool:
         """Note when the step of a row was reported, and say whether the training went back to it."""
-        n, top = self.ns[row], self._top
-        went_back = top is not None and n < top - STEPS_APART
-        if top is not None and went_back:
+        n, top = self.ns[row], self.top
+        went_back = n < top - STEPS_APART
+        if went_back:
             self._before = max(self._before, top)
             self._earlier, self._again = len(self.ns), 0
-        ahead = top is None or went_back or n > top
+        ahead = went_back or n > top
         self._again += ahead and row < self._earlier
         if math.isnan(self.times[row]) or (ahead and n <= self._before):
             self.times[row] = t_s if t_s > 0 else math.nan  # 0 is what a reader leaves that tells no time
-        self._top = n if ahead else top
+        self.top = n if ahead else top
         return went_back
 
     def is_overtaken(self) -> bool:
         """Return whether the training went back, then further than before, and reported each step up to there again."""
         return self.top > self._before and 0 < self._earlier == self._again
-
-    def starts_over(self, n: int, apart: int) -> bool:
-        """Return whether a step is the first line's again, or one before it, more than `apart` below the last ones."""
-        return len(self.ns) > 1 and n <= self.ns[0] and n < self.top - apart
-
-    @property
-    def top(self) -> int:
-        """The highest number since the training was started last."""
-        return self._top if self._top is not None else self.ns[-1]
 
     def time(self, n: int) -> float:
         """Return when a step was reported, NaN where that is not known."""
@@ -509,9 +501,7 @@ def _steady(steps: Steps, curve: Curve, warmup_steps: int, last: int | None) -> 
 
 def median_in(steps: Steps, quantity: Quantity, window: Window) -> float | None:
     """Return the median of another quantity over a window's steps; None where none of them has a finite value."""
-    curve = steps.curve(quantity)
-    begin, end = bisect_left(curve.ns, window.first_step), bisect_left(curve.ns, window.last_step + 1)
-    values = list(filter(usable, curve.values[begin:end]))
+    values = list(filter(usable, steps.curve(quantity).within(window)))
     return statistics.median(values) if values else None
 
 
@@ -600,13 +590,12 @@ def node_uses(speeds: NodeSpeeds, window: Window | None, names: Sequence[str]) -
     if len(names) < 2:
         return ()
     found = speeds.over(window) if window is not None else {}
-    return tuple(_use(node, name, found.get(node, ())) for node, name in enumerate(names))
-
-
-def _use(node: int, name: str, values: Sequence[float]) -> NodeUse:
-    if not values:
-        return NodeUse(node=node, name=name)
-    return NodeUse(node=node, name=name, steps=len(values), speed=median(values), noise=error_of_median(values))
+    numbers: dict[int, dict[str, Any]] = {
+        node: {"steps": len(values), "speed": median(values), "noise": error_of_median(values)}
+        for node, values in found.items()
+        if values
+    }
+    return tuple(NodeUse(node=node, name=name, **numbers.get(node, {})) for node, name in enumerate(names))
 
 
 def error_of_median(values: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date
 
 from msgspec.structs import replace
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from madlite.measure.lines import Block, is_warning, lines_with
 from madlite.measure.rules import plain
 from madlite.measure.steps import Steps
-from madlite.model import Quantity, Step, Value
+from madlite.model import Quantity, Step
 
 # What is noted beside the steps of one training: what was done between them, which of them is no number, when.
 
@@ -206,15 +206,6 @@ _HELD_OUT_FIGURE = re.compile(
 )
 
 
-class _Loss(Value, frozen=True):
-    is_nan: bool
-    words: frozenset[str]
-
-    @property
-    def is_mean(self) -> bool:
-        return bool(self.words & _MEANS)
-
-
 def is_nan_loss(line: str) -> bool:
     """Return whether a line reports that the loss of a training's step is NaN or infinite.
 
@@ -227,24 +218,23 @@ def is_nan_loss(line: str) -> bool:
     text = _HELD_OUT_FIGURE.sub(" ", text)
     if _OF_HELD_OUT.search(text):
         return False
-    losses = list(_losses(text))
-    bad, fine = [loss for loss in losses if loss.is_nan], [loss for loss in losses if not loss.is_nan]
+    bad, fine = ([*_losses(text, of_nan=of_nan)] for of_nan in (True, False))
     if not any(_counts(item, fine) for item in bad):
         return False
-    return _OF_STEP.search(text) is not None or any(item.words & _STEP_WORDS for item in bad)
+    return _OF_STEP.search(text) is not None or any(item & _STEP_WORDS for item in bad)
 
 
-def _counts(bad: _Loss, fine: list[_Loss]) -> bool:
+def _counts(bad: frozenset[str], fine: Sequence[frozenset[str]]) -> bool:
     """Return whether a loss of NaN is the training's, whatever the finite ones beside it are; a total has all parts."""
-    return "total" in bad.words or (all(item.is_mean for item in fine) and not (bad.is_mean and fine))
+    return "total" in bad or (all(item & _MEANS for item in fine) and not (bad & _MEANS and fine))
 
 
-def _losses(text: str) -> Iterator[_Loss]:
-    """Yield the losses of a training's steps in a line of small letters."""
+def _losses(text: str, *, of_nan: bool) -> Iterator[frozenset[str]]:
+    """Yield the words of the losses of a training's steps in a line of small letters, finite ones or the others."""
     for item in _LOSS.finditer(text):
         words = _words_of(text[max(0, item.start() - _FAR) : item.start()], item["after"])
-        if words is not None:
-            yield _Loss(is_nan=_is_odd(item), words=words)
+        if words is not None and _is_odd(item) == of_nan:
+            yield words
 
 
 def _is_odd(loss: re.Match[str]) -> bool:

@@ -13,7 +13,7 @@ from itertools import islice
 from msgspec.structs import replace
 
 from madlite.measure.checks import figures, place
-from madlite.measure.checks.base import CheckInput, CheckResult, Expected, Observation
+from madlite.measure.checks.base import CheckInput, CheckResult, Expected, Number, Observation
 from madlite.measure.compute import count_compute
 from madlite.measure.monitor import LogMonitor, expected_steps
 from madlite.measure.number import last_step, number_from_file, number_from_line, number_from_steps
@@ -47,16 +47,6 @@ CHECKS: dict[str, CheckFunction] = {
 _OUTSIDE = ("exit_code", "foreign_processes")  # those that apply to a run that never began
 # those that need a training's log alone, whatever ran it and however it ended
 _OF_LOG = ("loss", "last_step", "metric", "summary", "loss_trend", "memory", "consistency")
-
-
-def run_checks(run: CheckInput, names: Iterable[str]) -> dict[str, CheckResult]:
-    """Return the result of each of these checks."""
-    return {name: CHECKS[name](run) for name in names}
-
-
-def first_failed(results: Mapping[str, CheckResult]) -> str:
-    """Return the name of the failed check that decides the verdict; "" where none makes the run a failure."""
-    return next((name for name, result in results.items() if result.status == "fail"), "")
 
 
 def warning_texts(results: Mapping[str, CheckResult]) -> tuple[str, ...]:
@@ -114,23 +104,16 @@ def judge_steps(
 
 
 def judge_line(log: LogMonitor) -> Verdict:
-    """Return the verdict of a log by its line `performance: <number> <metric>`.
+    """Return the verdict of a log that madlite did not make by its line `performance: <number> <metric>`.
 
     What else the log reports makes the number suspect at most: with several trainings it is
     unknown to which of them the number belongs.
     """
-    number, rule = number_from_line(log), ResultRule(kind="performance_line", loss_expected=False)
-    run = CheckInput(expected=Expected(rule=rule), log=log, number=number)
-    status = Status.SUCCESS if number.cause is Cause.NONE else Status.FAILURE
-    return Verdict(
-        status=status,
-        cause=number.cause,
-        reason=number.reason,
-        evidence=number.evidence,
-        metrics=number.metrics,
-        findings=number.findings,
-        suspect=warning_texts(run_checks(run, _OF_LOG)) if status is Status.SUCCESS else (),
-    )
+    rule, number = ResultRule(kind="performance_line", loss_expected=False), number_from_line(log)
+    if log.scan.torn:
+        reason = "the log ends within the line of its result: the number may be cut short"
+        number = Number(cause=Cause.NO_METRIC, reason=reason, evidence=log.best_error_line)
+    return _verdict(CheckInput(expected=Expected(rule=rule), log=log, number=number), _OF_LOG)
 
 
 def launcher_failure(log: LogMonitor) -> Verdict:
@@ -139,10 +122,10 @@ def launcher_failure(log: LogMonitor) -> Verdict:
     return Verdict(status=Status.FAILURE, cause=Cause.EXIT_CODE, reason=words, evidence=log.failures.fatal_line)
 
 
-def _verdict(run: CheckInput) -> Verdict:
-    """Run all checks, and return what follows from their results."""
-    results = run_checks(run, CHECKS if run.ran else _OUTSIDE)
-    number, failed = run.number, first_failed(results)
+def _verdict(run: CheckInput, checks: Iterable[str] = CHECKS) -> Verdict:
+    """Run checks, and return what follows from their results."""
+    results = {name: CHECKS[name](run) for name in (checks if run.ran else _OUTSIDE)}
+    number, failed = run.number, next((name for name, result in results.items() if result.status == "fail"), "")
     suspect = warning_texts(results)
     check_texts = (result.text for result in results.values() if result.is_finding)
     verdict = Verdict(

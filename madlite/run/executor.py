@@ -22,7 +22,7 @@ from madlite.machine.products import find_peak
 from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, ending_text
 from madlite.measure.monitor import LogMonitor, last_measured
 from madlite.measure.parse_log import AutoDetectReader
-from madlite.measure.profile import TRACE, acting_settings, largest_loss, read_profile
+from madlite.measure.profile import TRACE, largest_loss, read_profile
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Observation, Verdict, judge
 from madlite.model import (
@@ -261,7 +261,7 @@ class RunExecutor:
         except ValueError as error:
             return (f"no profile: {error}", *left_out)
         knobs = [knob for knob in self.planned.knobs if not knob.why_not(self.plan)]
-        self.state.profile = replace(found, loss=largest_loss(found, acting_settings(knobs)))
+        self.state.profile = replace(found, loss=largest_loss(found, knobs))
         return (self.state.profile.loss, *left_out)
 
     def _attempt(self, folder: RunFolder, log: RunLog) -> Verdict:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from madlite.backends.loader import raised
 from madlite.model import Backend
 from madlite.testing import members, plans, reading
-from madlite.testing.flaws import Defect, Flaw, raised
+from madlite.testing.flaws import Defect, Flaw
 from madlite.testing.subject import CardLike, Subject
 
 Check: TypeAlias = Callable[[Subject, Path], Iterable[Defect]]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeAlias, TypeVar
 
+from madlite.backends.loader import raised
 from madlite.model import Value
 
 
@@ -38,13 +38,6 @@ def attempt(call: Callable[..., T], *given: Any) -> tuple[T | None, str]:
         return call(*given), ""
     except Exception as error:  # noqa: BLE001 - the border to the code under test
         return None, raised(error)
-
-
-def raised(error: BaseException) -> str:
-    """Format an exception in one line, with the place that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def check_reading(subject: Subject, folder: Path) -> Iterator[Defect]:
         if path not in subject.bytes:
             yield f"log {path}", "it is not there", NAME_IT
             continue
-        defects, error = attempt(lambda: list(_read(subject, path, stated, folder)))  # noqa: B023
+        defects, error = attempt(lambda: list(_read(subject, path, stated)))  # noqa: B023
         yield from ((f"log {path.name}", what, hint) for what, hint in defects or ())
         if error:
             hint = "a reader returns () for lines that it does not recognise"
@@ -63,7 +63,7 @@ def missing_logs(subject: Subject) -> Iterator[Defect]:
         yield f"backend {subject.name}", "there is no log to read", hint
 
 
-def _read(subject: Subject, path: Path, stated: int | None, folder: Path) -> Iterator[tuple[str, str]]:
+def _read(subject: Subject, path: Path, stated: int | None) -> Iterator[tuple[str, str]]:
     """Yield what is wrong with the events of a log, and what to do."""
     data, events = subject.bytes[path], list(subject.events[path])
     if odd := [event for event in events if not is_event(event)]:
@@ -92,13 +92,6 @@ def _read(subject: Subject, path: Path, stated: int | None, folder: Path) -> Ite
         if (doubled := _count(read(subject.backend.reader(None), both))) != count:
             yield f"two ranks that print the same, line by line, gave {doubled} steps in place of {count}", _NO_PLACE
         yield from _labelled(subject, data, count)
-    yield from _finished_twice(subject.backend.reader(None), lines, folder)
-
-
-def _finished_twice(reader: Reader, lines: Sequence[Line], folder: Path) -> Iterator[tuple[str, str]]:
-    events = [*read(reader, lines), *answered(reader.finish, folder)]
-    if _count([*events, *answered(reader.finish, folder)]) != _count(events):
-        yield "a second finish() returned further steps", "return what is held back once, and clear it"
 
 
 def _labelled(subject: Subject, data: bytes, count: int) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from madlite.backends.loader import Plugins, load_plugins
+from madlite.backends.loader import Plugins, load_plugins, raised
 from madlite.backends.recipe_book import RecipeBook, bare_name, loaded_backend, read_book
 from madlite.backends.recipes import RecipeBackend
 from madlite.catalog.cards import make_card, read_cards
@@ -30,7 +30,7 @@ from madlite.plan.make import make_plan
 from madlite.plan.place import DEFAULT_RUNTIME, RuntimeChoice
 from madlite.plan.plan_file import Rendered, render
 from madlite.platforms.registry import builtin_runtimes
-from madlite.testing.flaws import Defect, answered, limited, raised
+from madlite.testing.flaws import Defect, answered, limited
 
 WORKSPACE = Path("/workspace-of-the-kit")  # is not there, so that nothing of a real folder shows in a plan
 

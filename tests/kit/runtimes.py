@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from madlite.backends.loader import raised
 from madlite.errors import RuntimeProblem
 from madlite.model import (
     PROBE_BYTES,
@@ -33,7 +34,7 @@ from madlite.model import (
     Session,
     Traits,
 )
-from madlite.testing.flaws import Defect, Flaw, raised
+from madlite.testing.flaws import Defect, Flaw
 from madlite.testing.members import signatures
 from tests.kit.bench import GRACE_S, SECRET, Bench, Late, Ran
 

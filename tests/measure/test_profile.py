@@ -22,7 +22,7 @@ from madlite.measure.profile import (
     part_texts,
     read_profile,
 )
-from madlite.model import StepPart, StepProfile
+from madlite.model import Knob, StepPart, StepProfile
 
 Event = dict[str, Any]
 
@@ -137,7 +137,7 @@ def test_a_real_trace_of_two_h200s_adds_up_to_the_step_of_its_log() -> None:
     done_tflop = attention.tflops * attention.time_s
     assert 3.5 * forward_tflop * 0.98 < done_tflop < 4.5 * forward_tflop * 1.02
     assert 0.6 < (parts["GEMM"].of_peak or 0) < 0.75
-    assert largest_loss(found, {"GEMM": ["activation_checkpoint"]}).endswith("act on it: activation_checkpoint)")
+    assert largest_loss(found, [knob("activation_checkpoint", "GEMM")]).endswith("act on it: activation_checkpoint)")
 
 
 def test_kernels_fused_by_inductor_are_no_products(tmp_path: Path) -> None:
@@ -227,6 +227,10 @@ def test_what_is_no_trace_is_said_to_be_none(tmp_path: Path) -> None:
             read_profile(path, 3, None)
 
 
+def knob(key: str, part: str) -> Knob:
+    return Knob(key=key, values=(1, 2), acts_on=(part,))
+
+
 def profile(*parts: StepPart) -> StepProfile:
     return StepProfile(steps=3, step_s=1.0, parts=parts, hidden_communication_s=0.2)
 
@@ -236,14 +240,14 @@ def test_the_largest_loss_is_named_with_the_settings_that_act_on_it() -> None:
     attention = StepPart(name="attention", time_s=0.2, tflops=100.0, of_peak=0.2)
     waits = StepPart(name="exposed communication", time_s=0.11, bus_gb_per_s=100.0)
     idle = StepPart(name="host gaps", time_s=0.09)
-    acting = {"exposed communication": ["reshard", "nccl"], "host gaps": ["compile"]}
+    waiting = [knob(key, "exposed communication") for key in ("reshard", "nccl")]
     cases = [
         ((gemm, waits, idle), "11.0 % of the step waits for communication that no computation hides", "reshard, nccl"),
         ((gemm, attention, waits), "attention takes 20.0 % of the step at 20.0 % of the peak", ""),
         ((gemm, idle), "in 9.00 % of the step nothing runs", "compile"),
     ]
     for parts, words, settings in cases:
-        text = largest_loss(profile(*parts), acting)
+        text = largest_loss(profile(*parts), [*waiting, knob("compile", "host gaps")])
         assert words in text
         assert ("settings that act on it: " + settings in text) if settings else "settings" not in text
 

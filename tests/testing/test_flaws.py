@@ -132,14 +132,6 @@ class Long(PatternReader):
         return super().feed(line)
 
 
-class Again(PatternReader):
-    ends = 0
-
-    def finish(self, outputs):
-        self.ends += 1
-        return [Step(n=100 + self.ends, values={})] if self.ends > 1 else []
-
-
 def works(*_):
     while time.thread_time() < 1e6:
         pass
@@ -183,7 +175,7 @@ BROKEN = {
         (broken(reader=lambda self, plan: object()), "it has no method feed", "def feed(self, line)"),
         (broken(check=lambda self, plan: ["bad"]), "it answered 'bad'", "return madlite.Finding"),
         (broken(assets=lambda self, plan: [Finding(message="x")]), "it answered Finding(", "return madlite.Asset"),
-        (broken(check=lambda self, plan: plan.settings["x"]), "it raised KeyError: 'x' at ", "Finding"),
+        (broken(check=lambda self, plan: plan.settings["x"]), "it raised KeyError: 'x' (", "Finding"),
         (broken(check=later), "check is a coroutine", "not async"),
     ],
     "names": [
@@ -219,7 +211,6 @@ BROKEN = {
         (reader_of(Bunched), "the same lines later gave other events", "t_s"),
         (reader_of(OfOneNode), "the same lines of another node gave other events", "line.node"),
         (reader_of(Counting), "two ranks that print the same, line by line, gave 24 steps in place of 12", "line.rank"),
-        (reader_of(Again), "a second finish() returned further steps", "once"),
     ],
     "finish": [
         (reader_of(Raises), "it raised FileNotFoundError", "where no file is"),

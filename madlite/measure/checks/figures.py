@@ -178,19 +178,13 @@ def _unread(run: CheckInput) -> str:
     if run.by_steps and (odd := run.log.training.unread.get(rule.headline)):
         unit = rule.headline.label
         return f"'{shown(odd)}' of a step is no number: what other steps report as {unit} may be none either"
-    if run.by_steps and run.window is not None and (infinite := _infinite(run.log.steps, run.window)):
-        unit = run.window.quantity.label
+    window = run.window if run.by_steps else None
+    if window is not None and (infinite := sum(map(math.isinf, run.log.steps.curve(window.quantity).within(window)))):
+        unit = window.quantity.label
         return f"{infinite} of the steady steps report an infinite {unit}: what others report may be none either"
     if rule.kind == "performance_line" and (number := scan.unread):
         return f"'{shown(number.text)}' in '{shown(number.line)}' is no number: other lines' may be none either"
     return ""
-
-
-def _infinite(steps: Steps, window: Window) -> int:
-    """Return how many of a window's steps report an infinite value, which the window leaves out."""
-    curve = steps.curve(window.quantity)
-    begin, end = bisect_left(curve.ns, window.first_step), bisect_right(curve.ns, window.last_step)
-    return sum(math.isinf(value) for value in curve.values[begin:end])
 
 
 def error_pattern(run: CheckInput) -> CheckResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from madlite.measure.checks.base import CheckInput, CheckResult, Observation, failed, passed, unknown, warned
 from madlite.measure.lines import signal_text
@@ -25,18 +25,18 @@ def ranks(run: CheckInput) -> CheckResult:
     """
     if (wanted_gpus := _missed_gpus(run.plan)) > 1:
         return warned(f"the card asks for {wanted_gpus} GPUs, and ran on the CPU: this machine has none")
-    counts = run.log.steps.counts()
+    found = run.log.steps.ranks()
     if not run.by_steps:
         return unknown("a card's own script may train more than once")
     if run.log.is_mixed:
         return warned("steps come again with other numbers: several ranks print without a label")
-    if not counts:
+    if not found:
         return unknown("no line names its rank" if run.log.steps else "no step was read")
-    if len(counts) < (wanted := _printing(run)):
-        return warned(f"of {wanted} ranks that were to print {_reporting_ranks(list(counts))}")
-    if len(counts) > 1 and len(counts) < (planned := _all_or_one(run, max(counts) + 1)):
-        return warned(f"of {planned} ranks only {_reporting_ranks(list(counts))}")
-    return _stopped(run) or _apart(run) or passed(_reporting_ranks(list(counts)))
+    if len(found) < (wanted := _printing(run)):
+        return warned(f"of {wanted} ranks that were to print {_reporting_ranks(found)}")
+    if len(found) > 1 and len(found) < (planned := _all_or_one(run, max(found) + 1)):
+        return warned(f"of {planned} ranks only {_reporting_ranks(found)}")
+    return _stopped(run) or _apart(run) or passed(_reporting_ranks(found))
 
 
 def _missed_gpus(plan: RunPlan | None) -> int:
@@ -157,12 +157,12 @@ def _listed(plan: RunPlan, setting: str) -> set[str]:
     return {word for word in words if word.isdecimal()}
 
 
-def _reporting_ranks(numbers: list[int]) -> str:
+def _reporting_ranks(numbers: Sequence[int]) -> str:
     """Return who reports, as a sentence's beginning."""
     return f"{_rank_list(numbers)} report" if len(numbers) > 1 else f"{_rank_list(numbers)} reports"
 
 
-def _rank_list(numbers: list[int]) -> str:
+def _rank_list(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
     return f"ranks {shown}" if len(numbers) > 1 else f"rank {shown}"
 
@@ -176,19 +176,8 @@ def _rank_list(numbers: list[int]) -> str:
 # open.
 
 OF_ROW = ("seq_len", "micro_batch", "global_batch", "world_size", "precision")
-# key of EffectiveConfig → settings that plan it, the first that the backend has
-OTHERS: dict[str, tuple[str, ...]] = {
-    "steps": (),
-    "tp": ("tp",),
-    "pp": ("pp",),
-    "cp": ("cp",),
-    "ep": ("ep",),
-    "dp_replicate": ("dp_replicate",),
-    "dp_shard": ("dp_shard",),
-    "family": ("family",),
-    "flavor": ("flavor",),
-    "packed": ("packed",),
-}
+# settings that EffectiveConfig has by the same name
+OF_SETTINGS = ("tp", "pp", "cp", "ep", "dp_replicate", "dp_shard", "family", "flavor", "packed")
 _OPEN = frozenset({"", "0", "-1", "none", "null", "auto"})  # what leaves a value to the framework
 _SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _PRECISIONS = {
@@ -240,12 +229,8 @@ def planned_row(plan: RunPlan) -> dict[str, str]:
 
 def planned_others(plan: RunPlan) -> dict[str, str]:
     """Return what else is planned and logs report."""
-    planned: dict[str, object] = {"steps": plan.trained_steps}
-    for key, names in OTHERS.items():
-        name = next((name for name in names if name in plan.settings), None)
-        if name is not None:
-            planned[key] = plan.settings[name]
-    return _planned_texts(planned)
+    settings = {key: plan.settings[key] for key in OF_SETTINGS if key in plan.settings}
+    return _planned_texts({"steps": plan.trained_steps, **settings})
 
 
 def normal(key: str, text: str) -> str:
