@@ -479,7 +479,8 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
     from madlite.files import exists, write_named
     from madlite.jobs.file import NAME, read_clusters
     from madlite.machine.products import PRODUCTS, find_product
-    from madlite.platforms.registry import SCHEDULERS, describe_cluster
+    from madlite.platforms.registry import SCHEDULERS
+    from madlite.platforms.slurm.context import describe
 
     file = output or Path(NAME)
     if exists(file):
@@ -488,7 +489,7 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
         raise UsageProblem(f"cluster name '{name}' is not letters, digits, _ and -", "madlite cluster init my_cluster")
     if gpu and find_product(gpu) is None:
         raise UsageProblem(f"--gpu {gpu} is unknown", f"known: {', '.join(product.device for product in PRODUCTS)}")
-    write_named(file, text := describe_cluster(name, partition, gpu, dict(os.environ), Path.cwd()))
+    write_named(file, text := describe(name, partition, gpu, dict(os.environ), Path.cwd()))
     read_clusters(file, SCHEDULERS)
     echo(f"{file}:")
     echo_lines(text)
