@@ -436,11 +436,11 @@ class JobTracker:
 
     def _end_before_begin(self, job: Job, *, is_begun: bool) -> JobEnd | None:
         """Return why a run never begins: its job was refused, or could wait for ever and is cancelled."""
+        if job.id and (job.stage == "unknown" or (is_begun and self._cancel_queued_again(job))):
+            return None
         if not job.id:
             refused = self.stored.state_of(job.run).refused
             return refused_end(refused) if refused else None
-        if job.stage == "unknown" or (is_begun and self._cancel_queued_again(job)):
-            return None
         end = why_never(job.state)
         if end is None:
             self._patience.forget((job, "never"))
