@@ -23,8 +23,8 @@ from pathlib import Path
 import psutil
 
 from madlite.batch.collect import make_result
-from madlite.jobs.outcomes import read_plan
 from madlite.model import Metric, Result, Status
+from madlite.plan.plan_file import read_plan_file
 from madlite.store.folder import RunFolder, RunStart
 from madlite.store.record import result_text
 from tests.csv_rows import perf_rows
@@ -104,7 +104,7 @@ class Site:
                 self.result(plans / f"{n}.json", self.folder / f"ready/{n}")
 
     def result(self, file: Path, place: Path) -> None:
-        plan = read_plan(file)
+        plan = read_plan_file(file, {}).plan
         metric = Metric(metric="tok", text="1", status=Status.SUCCESS, value=1.0)
         result = Result(plan_id=plan.id, status=Status.SUCCESS, metrics=(metric,))
         with closing(RunFolder.create(plan, (), ())) as folder:

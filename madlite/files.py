@@ -203,7 +203,7 @@ class Folder:
         except OSError:
             return False
 
-    def write(self, name: str, data: bytes | Iterable[bytes]) -> None:
+    def write(self, name: str, data: bytes | Iterable[bytes], mode: int = 0o666) -> None:
         """Write a file as a whole: a reader sees the old one or the new one.  A link in its place is replaced.
 
         Raises:
@@ -212,7 +212,7 @@ class Folder:
         with (
             self.parent_of(name, make=True) as (folder, last),
             folder.atomic(last) as beside,
-            os.fdopen(folder.create(beside), "wb") as file,
+            os.fdopen(folder.create(beside, mode=mode), "wb") as file,
         ):
             file.writelines([data] if isinstance(data, bytes) else data)
 

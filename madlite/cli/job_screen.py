@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from madlite.cli import setup
 from madlite.cli.terminal import echo_on
 from madlite.jobs.follow import Follower
-from madlite.jobs.followers import Followers
 from madlite.jobs.job import JobTracker, Patience, RunState, summary_text
 from madlite.jobs.submission import stored_submissions
 from madlite.plan.context import Options
@@ -58,8 +57,9 @@ class ClusterScreen:
             named = each.submission
             cluster = replace(named.description, name=named.cluster, scheduler=named.scheduler)
             file = self._options.workspace / (output or named.output)
-            options = replace(self._options, output=file, columns=named.columns, strict_header=named.strict_header)
-            trackers.append(JobTracker(each, scheduler_of(cluster, dict(os.environ), Followers()), options))
+            own = {"columns": named.columns, "strict_header": named.strict_header, "environ": dict(os.environ)}
+            options = replace(self._options, output=file, **own)
+            trackers.append(JobTracker(each, scheduler_of(cluster, dict(os.environ)), options))
         return Follower(trackers, self, on_interrupt or "")
 
     def say(self, text: str) -> None:

@@ -45,7 +45,7 @@ from madlite.plan.place import serving_note
 from madlite.plan.schedulers import JobState, Scheduler, Translation, Unreachable
 from madlite.plan.submission import PlannedRun, Submission
 from madlite.platforms.node_check import Examination, check_node, failures, held, read_reports, write_request
-from madlite.platforms.registry import SCHEDULERS, describe_cluster, runtime_values, scheduler_of
+from madlite.platforms.registry import SCHEDULERS, runtime_values, scheduler_of
 from madlite.run.planning import check_plans
 from madlite.run.screen import RunOutcome
 from madlite.store.events import now
@@ -388,6 +388,8 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
 
     NAME is what --cluster will call it, by default the cluster's own name.  What the cluster cannot tell is a comment.
     """
+    from madlite.platforms.slurm.context import describe
+
     file = output or Path(NAME)
     if exists(file):
         raise UsageProblem(f"{file} is there already", f"madlite cluster init -o other.toml   or edit {file}")
@@ -395,7 +397,7 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
         raise UsageProblem(f"cluster name '{name}' is not letters, digits, _ and -", "madlite cluster init my_cluster")
     if gpu and find_product(gpu) is None:
         raise UsageProblem(f"--gpu {gpu} is unknown", f"known: {', '.join(product.device for product in PRODUCTS)}")
-    write_named(file, text := describe_cluster(name, partition, gpu, dict(os.environ), Path.cwd()))
+    write_named(file, text := describe(name, partition, gpu, dict(os.environ), Path.cwd()))
     read_clusters(file, SCHEDULERS)
     echo(f"{file}:")
     echo_lines(text)

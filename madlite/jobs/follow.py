@@ -199,7 +199,7 @@ class Follower:
             self._stop.wait(TICK_S)
 
     def _is_fetching(self) -> bool:
-        return any(tracker.scheduler.is_fetching for tracker in self.trackers)
+        return any(tracker.followers.are_busy() for tracker in self.trackers)
 
     def _begin(self, until: Until) -> None:
         self._until, self._is_cancelling = until, until is Until.CANCELLED

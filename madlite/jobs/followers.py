@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 
+from madlite.cancellation import in_thread
 from madlite.errors import MadliteError
 from madlite.files import Folder
 from madlite.jobs.submission import read_stored
 from madlite.model import Runtime
-from madlite.plan.submission import OUTPUT, PLANS, JobRun, RetryPolicy
+from madlite.plan.submission import OUTPUT, PLANS, JobRun, RetryPolicy, submitted_secrets
 from madlite.run.screen import Screen
 from madlite.store.folder import RECORD, RESULT, exists, open_runs
 from madlite.store.locks import open_locked, release
@@ -33,11 +34,14 @@ class Followers:
     """
 
     def __init__(self) -> None:
-        self._running: dict[str, tuple[threading.Thread, Path]] = {}
+        self._running: dict[str, tuple[Future[None], Path]] = {}
         self._failed: Counter[str] = Counter()
 
     def follow(self, folder: Path, job: str, run: JobRun, runtime: Runtime, environ: Mapping[str, str]) -> None:
-        """Start to follow the job of a run of the submission in `folder`, unless that is done, or somebody does it."""
+        """Start to follow the job of a run of the submission in `folder`, unless that is done, or somebody does it.
+
+        `runtime` has the job as the session of the plan, whose secrets are those of `environ` and of the submission.
+        """
         home = folder.parent / run.id
         self._reap()
         if job in self._running or self.gave_up(job) or len(self._running) >= _MOST:
@@ -51,12 +55,9 @@ class Followers:
         if _is_done(home):
             release(lock)
             return
-        # who ends the command does not wait for pods: another one reads their logs
-        work = threading.Thread(
-            target=_follow, args=(folder, run, runtime, environ, lock), name=f"madlite-{run.id}", daemon=True
-        )
-        try:
-            work.start()
+        given = {**environ, **submitted_secrets(folder)}
+        try:  # who ends the command does not wait for pods: another one reads their logs
+            work = in_thread(lambda: _follow(folder, run, runtime, given, lock), f"madlite-{run.id}")
         except RuntimeError:  # this user may have no further thread
             release(lock)
             self._failed[job] += 1
@@ -69,11 +70,11 @@ class Followers:
 
     def are_busy(self) -> bool:
         """Return whether one of them is being followed."""
-        return any(work.is_alive() for work, _ in self._running.values())
+        return any(not work.done() for work, _ in self._running.values())
 
     def _reap(self) -> None:
         for job, (work, home) in list(self._running.items()):
-            if not work.is_alive():
+            if work.done():
                 del self._running[job]
                 self._failed[job] += not _is_done(home)
 

@@ -10,30 +10,33 @@ import os
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from madlite.batch.attempts import next_attempt
-from madlite.batch.collect import Collected, attempts_of, collect_all
-from madlite.errors import RecordError, RuntimeProblem, UsageProblem
+from madlite.batch.collect import Collected, collect_all
+from madlite.errors import RecordError, RuntimeProblem
 from madlite.files import tells_no_space
+from madlite.jobs.followers import Followers
 from madlite.jobs.outcomes import (
     CANCELLED,
+    Left,
+    Over,
     end_of,
     last_error,
-    name_end,
-    read_plan,
+    left_by,
+    madlite_ended,
+    note_next,
     refused_end,
     why_never,
-    write_failure,
+    write_end,
 )
 from madlite.jobs.submission import UNKNOWN_JOB, Stored, note, read_stored, settle, submitting
-from madlite.model import Cause, RunPlan, Status, Value
+from madlite.model import Cause, RunPlan, Value
 from madlite.perfcsv.rows import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.context import Options
@@ -41,23 +44,19 @@ from madlite.plan.inputs import RUNS, expand_hosts
 from madlite.plan.schedulers import JobEnd, JobState, Refused, Scheduler, Unreachable, cancelled_end
 from madlite.plan.submission import HEALTH, JobRun, JobScript, RetryPolicy
 from madlite.platforms.node_check import unhealthy
-from madlite.store.events import EVENTS, JobEvent, is_own, now
+from madlite.store.events import EVENTS, JobEvent, is_own
 from madlite.store.folder import (
-    RECORD,
     RESULT,
     Progress,
-    RunEntry,
     RunFolder,
     exists,
     is_alive,
     is_uncollected,
-    new_run_id,
     read_progress,
-    read_run,
     was_disk_full,
 )
-from madlite.store.record import load_result, read_record, result_of
 from madlite.store.record import read_plan as plan_in
+from madlite.store.record import read_record, result_of
 
 POLL_S = 10.0  # between two questions to the scheduler
 GRACE_S = 5.0  # after the end of a job, for its files to be seen here
@@ -67,14 +66,12 @@ _MOST_SICK = 3  # nodes that a run may be refused by
 _SUBMIT = RetryPolicy(wait_s=2.0)
 _LONGEST_PAUSE_S = 30.0
 
+NOT_ASKED = JobState(stage="unknown")  # of a job that the scheduler has not been asked about yet
 _SUBMITTED = JobState(state="PENDING", stage="pending")
 _RETRIED = replace(_SUBMITTED, reason="Retry")
 
 Done: TypeAlias = tuple[Collected, RunPlan | None]
 """What became of a run, and the plan of the attempt that its result is of, where that can be read."""
-Outcome: TypeAlias = JobEnd | Sequence[Path] | Collected
-"""Why a run left no result; the folders with its results, that of its last attempt first; or what became of it."""
-Stage: TypeAlias = Literal["unknown", "pending", "running", "over"]
 
 
 class Patience:
@@ -131,30 +128,25 @@ def summary_text(states: Sequence[RunState]) -> str:
 class Job:
     """What this process has seen of one job of a run; its id is "" where none is known."""
 
-    def __init__(self, run: JobRun, job_id: str, state: JobState | None = None) -> None:
+    def __init__(self, run: JobRun, job_id: str, state: JobState = NOT_ASKED) -> None:
         self.run, self.id = run, job_id
-        self.last = state  # the scheduler's last word; None where it has not answered yet
+        self.state = state  # the scheduler's last word
         self.is_cancelled = False  # by this process
         self.failures = 0  # of collecting the run
         self.nodes = ""  # the last ones that it was seen on
         self.retry_s = 0.0  # when a further attempt may begin
 
     @property
-    def state(self) -> JobState:
-        """The scheduler's last word, an empty one where it does not know the job."""
-        return self.last or JobState()
-
-    @property
-    def stage(self) -> Stage:
+    def stage(self) -> str:
         """How far the job is, as far as the scheduler has said."""
-        return self.last.stage if self.last is not None else "unknown"
+        return self.state.stage
 
 
 class JobTracker:
     """The runs of one submission and their jobs, until each run has its row or a reason for none."""
 
     def __init__(self, stored: Stored, scheduler: Scheduler, options: Options) -> None:
-        self.stored, self.scheduler = stored, scheduler
+        self.stored, self.scheduler, self.followers = stored, scheduler, Followers()
         self.id, self.workspace, self.output = stored.submission.id, stored.folder.parent.parent, options.output
         self._options, self._patience = options, Patience()
         self._jobs: dict[tuple[str, str], Job] = {}
@@ -224,7 +216,8 @@ class JobTracker:
                 self.scheduler.cancel([job.id for job in known])
                 for job in known:
                     job.is_cancelled = True
-            states = self.scheduler.queue(ids) if ids else {}
+            asked = [job_id for job_id in ids if not self.followers.gave_up(job_id)]
+            states = self.scheduler.queue(asked) if asked else {}
             if gone := [job_id for job_id in ids if job_id not in states]:
                 states = {**states, **self.scheduler.ended(gone)}
             self._patience.answers += 1
@@ -232,10 +225,10 @@ class JobTracker:
             if cancel:
                 self._give_up()
         for job in jobs:
-            job.last = states.get(job.id, JobState())
-            job.nodes = job.last.nodes or job.nodes
-            if job.last.waits:
-                self._tell(f"job {job.id.partition('_')[0]} waits: {job.last.reason}; {job.last.waits}")
+            job.state = states.get(job.id, JobState())
+            job.nodes = job.state.nodes or job.nodes
+            if job.state.waits:
+                self._tell(f"job {job.id.partition('_')[0]} waits: {job.state.reason}; {job.state.waits}")
 
     # From plans to jobs: of each script it is noted that it is about to be submitted, then it is submitted, then its
     # job is noted.  Whoever submits may be killed between any two of these: the job's name finds it in the queue.
@@ -344,7 +337,7 @@ class JobTracker:
         """What the runs came to whose end an earlier command has noted."""
         found = []
         for run in (run for run in self.stored.submission.runs if run.id in self._noted_before):
-            noted = Collected(run_id=self._attempts(run)[-1].name, message=self.stored.settled[run.id])
+            noted = Collected(run_id=self._left(run).folders[-1].name, message=self.stored.settled[run.id])
             done, plan = self._with_result(noted)
             if done.result is None:
                 done = replace(done, message="its record is gone, and what it came to with it", failed=True)
@@ -369,33 +362,30 @@ class JobTracker:
         if not job.id:
             is_refused = self.stored.state_of(job.run).refused
             return RunState(run=job.run, job="", word="refused" if is_refused else "not submitted")
-        if self._has_jobs_of_attempts and self._waits_for_retry(job.run):
-            return RunState(run=job.run, job=job.id, word="PENDING", state=_RETRIED)
-        progress = read_progress(self._attempts(job.run)[-1]) if job.stage == "running" else None
+        if self._has_jobs_of_attempts:
+            left, script = self._left(job.run), self.stored.state_of(job.run)
+            is_noted = left.stage == "ended" and left.following not in ("", script.attempt)
+            if is_noted and not script.refused:  # and has no job yet
+                return RunState(run=job.run, job=job.id, word="PENDING", state=_RETRIED)
+        progress = read_progress(self._left(job.run).folders[-1]) if job.stage == "running" else None
         word = job.stage if job.stage == "over" else job.state.state or job.stage
         return RunState(run=job.run, job=job.id, word=word, state=job.state, progress=progress)
 
-    def _attempts(self, run: JobRun) -> tuple[Path, ...]:
-        """Return the folders of a run's attempts; the first one's also where it is not there yet."""
-        folder = self.workspace / RUNS / run.id
-        return (attempts_of(folder) if self.stored.submission.retry.is_active else ()) or (folder,)
-
-    # From the end of a job to the row of its run: outcome → result.json → row and record → event.
+    # From the end of a job to the row of its run: what is left, how the job ended → result.json → row, record → event.
 
     def collect(self) -> list[Done]:
         """Write the rows of the runs that are over, all together, note them, and return what became of each."""
         jobs, there = self._open_jobs(), _names(self.workspace / RUNS)
-        runs = {job.id: (job.run, self.stored.state_of(job.run).attempt) for job in jobs if job.id}
-        attempts = {job: replace(run, id=attempt or run.id) for job, (run, attempt) in runs.items()}
-        self.scheduler.fetch(self.stored.folder, attempts, ended=not self.follows)
-        outcomes: dict[Job, Outcome] = {}
+        for job in jobs:
+            self._fetch(job)
+        over: dict[Job, Over] = {}
         with suppress(Unreachable):  # the others are asked about with the next look
-            for job in self._open_jobs():
+            for job in jobs:
                 if job.run.id not in there and job.stage == "pending" and not job.state.never:
                     self._patience.forget((job, "never"))
-                elif (outcome := self._outcome(job)) is not None:
-                    outcomes[job] = outcome
-        done = {job: self._with_result(collected) for job, collected in self._write_rows(outcomes).items()}
+                elif (found := self._outcome(job, self._left(job.run))) is not None:
+                    over[job] = found
+        done = {job: self._with_result(collected) for job, collected in self._write_rows(over).items()}
         for text in write_waiting(self.workspace):
             self._tell(text)
         for job, (collected, _) in done.items():
@@ -409,10 +399,20 @@ class JobTracker:
                 self.scheduler.release([job.id for job in jobs if job.id and job.run.id in settled])
         return [*done.values()]
 
-    def _write_rows(self, outcomes: Mapping[Job, Outcome]) -> dict[Job, Collected]:
+    def _fetch(self, job: Job) -> None:
+        """Begin to bring a run here whose job does not write to the working folder."""
+        runtime = self.scheduler.runtime_of(job.id, ended=not self.follows) if job.id else None
+        if runtime is not None:
+            run = replace(job.run, id=self.stored.state_of(job.run).attempt or job.run.id)
+            self.followers.follow(self.stored.folder, job.id, run, runtime, self._options.environ)
+
+    def _left(self, run: JobRun) -> Left:
+        return left_by(self.workspace / RUNS / run.id, with_attempts=self.stored.submission.retry.is_active)
+
+    def _write_rows(self, over: Mapping[Job, Over]) -> dict[Job, Collected]:
         """Write the result of each run that left none, and all rows; return what became of runs that are done now."""
-        written = {job: self._fail(job.run, end) if isinstance(end, JobEnd) else end for job, end in outcomes.items()}
-        folders = [folder for found in written.values() if not isinstance(found, Collected) for folder in found]
+        done = {job: write_end(each, self.stored.plan_file(job.run), self._options) for job, each in over.items()}
+        folders = [folder for job, each in over.items() if done[job] is None for folder in each.folders]
         for folder in folders:
             # an attempt of a run of ours: the disk was too full for its job to note it
             if folder.name not in self.stored.script_of and not is_own(folder):
@@ -420,39 +420,27 @@ class JobTracker:
                     RunFolder.reopen(folder, begun=True).close()
         rows = collect_all(folders, self.workspace, self.output, new_columns(self._options.contract)) if folders else ()
         of_folder = dict(zip(folders, rows, strict=True))
-        found = [(job, end if isinstance(end, Collected) else of_folder[end[0]]) for job, end in written.items() if end]
-        return {job: collected for job, collected in found if not collected.busy}  # else another command writes them
+        found = {job: done[job] or of_folder[each.folders[0]] for job, each in over.items()}
+        return {job: collected for job, collected in found.items() if not collected.busy}  # else another command does
 
-    def _fail(self, run: JobRun, end: JobEnd) -> Collected | Sequence[Path]:
-        """Write the result of a run that left none; return its folder, or why there is no result."""
-        begun = exists(folder := self.workspace / RUNS / run.id)
-        try:
-            write_failure(self.stored.plan_file(run), end, self._options)
-        except BlockingIOError:
-            return ()
-        except (RecordError, UsageProblem, OSError) as problem:
-            what = getattr(problem, "message", "") or getattr(problem, "strerror", "") or str(problem)
-            if not (isinstance(problem, OSError) or begun or tells_no_space(what)) and exists(folder):
-                return ()  # by another command, at this moment
-            return Collected(run_id=run.id, message=f"no row: {what}", failed=True)
-        return (folder,)
+    def _outcome(self, job: Job, left: Left) -> Over | None:
+        """Return what a run came to; None where it goes on, or its end is still to be seen."""
+        if left.stage == "collected":
+            return Over(left.folders[-1:])
+        if left.stage == "ended":
+            return None if self._is_tried_again(job, left) else self._with_named_end(job, left.folders)
+        if job.id and job.stage == "over":
+            return self._without_result(job, left)
+        end = self._end_before_begin(job, is_begun=left.stage == "begun")
+        return Over(left.folders[:1], end) if end is not None else None
 
-    def _outcome(self, job: Job) -> Outcome | None:
-        """Return what a run came to; None where it goes on."""
-        attempts = self._attempts(job.run)
-        folder = attempts[-1]
-        if exists(folder / RECORD):
-            return Collected(run_id=job.run.id, message="collected already")
-        if exists(folder / RESULT):
-            stands = is_uncollected(folder) and not self._is_tried_again(job, folder)
-            return self._with_named_end(job, attempts) if stands else None
+    def _end_before_begin(self, job: Job, *, is_begun: bool) -> JobEnd | None:
+        """Return why a run never begins: its job was refused, or could wait for ever and is cancelled."""
+        if job.id and (job.stage == "unknown" or (is_begun and self._cancel_queued_again(job))):
+            return None
         if not job.id:
             refused = self.stored.state_of(job.run).refused
             return refused_end(refused) if refused else None
-        if job.stage == "over":
-            return self._outcome_without_result(job, attempts)
-        if job.stage == "unknown" or (exists(folder) and self._cancel_queued_again(job)):
-            return None
         end = why_never(job.state)
         if end is None:
             self._patience.forget((job, "never"))
@@ -461,27 +449,26 @@ class JobTracker:
             return end
         return None
 
-    def _with_named_end(self, job: Job, attempts: Sequence[Path]) -> Sequence[Path] | None:
-        """Return the folders of a run with results, its last one's first, once that has why a signal ended it."""
-        folder = attempts[-1]
-        with suppress(RecordError, OSError):
-            record = load_result(folder).record
-            was_ended = record.ended_by is Cause.INTERRUPTED or (
-                record.ended_by is Cause.PREEMPTED and self.scheduler.queues_again
-            )
-            if record.status is Status.FAILURE and was_ended and job.id:
-                if job.is_cancelled:  # nobody has to be asked who did it
-                    end = cancelled_end(job.state.nodes)
-                    state: JobState | None = JobState(state="CANCELLED", nodes=job.state.nodes, ended_by=end)
-                else:
-                    self._cancel_queued_again(job)
-                    state = self._end(job, 0.0)
-                if state is None:
-                    return None  # it is not over yet, or the cluster does not answer
-                # one of no cause but the job's own says nothing of who sent the signal
-                if state.restarts or (state.ended_by is not None and state.ended_by.cause is not Cause.JOB):
-                    name_end(folder, self._end_of(job, state, started=True))
-        return folder, *filter(is_uncollected, attempts[:-1])  # it has taken the place of the earlier ones
+    def _with_named_end(self, job: Job, folders: Sequence[Path]) -> Over | None:
+        """Return a run with results, that of its last attempt last, and where a signal ended that why it came.
+
+        None where the job is not over yet, or the cluster does not answer.
+        """
+        found = Over((folders[-1], *filter(is_uncollected, folders[:-1])))  # it has taken the earlier ones' place
+        cause = madlite_ended(folders[-1]) if job.id else None
+        if cause is not Cause.INTERRUPTED and not (cause is Cause.PREEMPTED and self.scheduler.queues_again):
+            return found
+        if job.is_cancelled:  # nobody has to be asked who did it
+            end = cancelled_end(job.state.nodes)
+            state: JobState | None = JobState(state="CANCELLED", nodes=job.state.nodes, ended_by=end)
+        else:
+            self._cancel_queued_again(job)
+            state = self._end(job, 0.0)
+        if state is None:
+            return None
+        # one of no cause but the job's own says nothing of who sent the signal
+        is_told = state.restarts or (state.ended_by is not None and state.ended_by.cause is not Cause.JOB)
+        return replace(found, end=self._end_of(job, state, started=True)) if is_told else found
 
     def _cancel_queued_again(self, job: Job) -> bool:
         """End a job that the scheduler queued again after its run had begun, which is not to be repeated.
@@ -494,24 +481,26 @@ class JobTracker:
             self.scheduler.cancel([job.id])
         return True
 
-    def _outcome_without_result(self, job: Job, attempts: Sequence[Path]) -> Outcome | None:
+    def _without_result(self, job: Job, left: Left) -> Over | None:
         """Return what a run without a result came to whose job is over; None where that may still come."""
         state = self._end(job, GRACE_S)
         if state is None:
             return None
-        if any(map(is_alive, attempts)):
+        if any(map(is_alive, left.folders)):
             self._tell(f"{job.run.id}: job {job.id} is over and the run's processes live on; it is waited for")
             return None
-        if exists(attempts[-1] / RESULT):  # by now
+        if exists(left.folders[-1] / RESULT):  # by now
             return None
-        if standing := [attempt for attempt in attempts if is_uncollected(attempt)]:  # what followed it came to nothing
+        if standing := [*filter(is_uncollected, left.folders)]:  # what followed it came to nothing
             return self._with_named_end(job, standing)
-        started, full = exists(attempts[0]), any(map(was_disk_full, attempts))
+        started, full = exists(left.folders[0]), any(map(was_disk_full, left.folders))
         found, nodes = ({} if started else unhealthy(self.stored.folder / HEALTH)), expand_hosts(state.nodes)
         sick = {node: why for (node, number), why in found.items() if number == job.run.number}
         if why := "; ".join(f"node {node} fails its check: {', '.join(sick[node])}" for node in nodes if node in sick):
-            return self._begin_elsewhere(job, f"{why} (job {job.id})", len(sick), sorted({node for node, _ in found}))
-        return self._end_of(job, state, started=started, disk_full=full)
+            end = self._begin_elsewhere(job, f"{why} (job {job.id})", len(sick), sorted({node for node, _ in found}))
+        else:
+            end = self._end_of(job, state, started=started, disk_full=full)
+        return Over(left.folders[:1], end) if end is not None else None
 
     def _begin_elsewhere(self, job: Job, why: str, count: int, exclude: Sequence[str]) -> JobEnd | None:
         """Give a run whose job its nodes refused to the cluster again, without those that fail their check.
@@ -565,49 +554,27 @@ class JobTracker:
         """Whether a run that is tried again gets another job."""
         return bool(self.stored.submission.retry.retries) and not self.scheduler.retries_inside
 
-    def _waits_for_retry(self, run: JobRun) -> bool:
-        """Return whether a run has failed and its next attempt has no job yet."""
-        folder, state = self._attempts(run)[-1], self.stored.state_of(run)
-        following = read_run(folder).next
-        return bool(following) and following != state.attempt and not state.refused and is_uncollected(folder)
-
-    def _is_tried_again(self, job: Job, folder: Path) -> bool:
+    def _is_tried_again(self, job: Job, left: Left) -> bool:
         """Return whether a run's last result is followed by another attempt, which gets its job when it is due."""
-        state, following = self.stored.state_of(job.run), read_run(folder).next
-        if not self._has_jobs_of_attempts or following == state.attempt != "":
-            if state.refused and job.stage in ("pending", "running"):
+        script, following = self.stored.state_of(job.run), left.following
+        if not self._has_jobs_of_attempts:
+            return bool(following) and job.stage != "over"
+        if following and following == script.attempt:
+            if script.refused and job.stage in ("pending", "running"):
                 self.scheduler.cancel([job.id])
-            return bool(following) and job.stage in ("unknown", "pending", "running")
-        if state.refused:
+            return job.stage != "over"
+        if script.refused:
             return False
-        try:
-            following = following or self._decide_next(job, folder)
-        except (RecordError, UsageProblem, OSError) as problem:
-            return isinstance(problem, BlockingIOError)
+        if not following:
+            policy = replace(self.stored.submission.retry, oom_fallback=False)  # its plan stays
+            try:
+                following, wait_s, text = note_next(left.folders[-1], policy)
+            except (RecordError, OSError) as problem:
+                return isinstance(problem, BlockingIOError)
+            job.retry_s = time.monotonic() + wait_s
+            self.notices += filter(None, [text])
         is_due = time.monotonic() >= job.retry_s or not self.follows
         return self._submit_again(job, following) if following and is_due else bool(following)
-
-    def _decide_next(self, job: Job, folder: Path) -> str:
-        """Return the id of the attempt that follows the one of a folder, which has a result; "" where that stands.
-
-        Raises:
-            BlockingIOError: another process decides that now.
-            OSError, RecordError, UsageProblem: the result or the plan cannot be read, or the next one not be noted.
-        """
-        result = result_of(load_result(folder).record)
-        policy = replace(self.stored.submission.retry, oom_fallback=False)  # its plan stays
-        earlier = result.attempt.earlier if result.attempt is not None else ()
-        found = next_attempt(policy, read_plan(self.stored.plan_file(job.run)), result, earlier)
-        if found is None:
-            return ""
-        with closing(RunFolder.reopen(folder)) as opened:
-            if following := read_run(folder).next:  # by now
-                return following
-            following = new_run_id(job.run.card)
-            opened.note(RunEntry(at=now(), next=following))
-        job.retry_s = time.monotonic() + found.wait_s
-        self.notices.append(f"{folder.name}: FAILURE [{result.code}] {result.reason}; {found.when}, as {following}")
-        return following
 
     def _submit_again(self, job: Job, attempt: str) -> bool:
         """Give a further attempt of a run to the cluster; return whether it goes on."""

@@ -16,7 +16,7 @@ from madlite.backends.loader import Plugins
 from madlite.batch.attempts import smaller_plans
 from madlite.batch.resume import last_failure
 from madlite.errors import UsageProblem
-from madlite.files import Folder, exists, write_all
+from madlite.files import exists
 from madlite.jobs.submission import Stored, job_name, locked, new_submission_id, read_stored
 from madlite.model import Runtime, Value, to_json
 from madlite.plan.context import Options
@@ -197,10 +197,9 @@ def write(prepared: Prepared, options: Options, plugins: Plugins, sources: Mappi
             os.fchmod(home.fd, 0o700)
             home.below(OUTPUT, new=True).close()
             if prepared.environment:
-                _write_private(home, ENVIRONMENT, exports(prepared.environment))
+                home.write(ENVIRONMENT, exports(prepared.environment), mode=0o600)
             for name, data in _files(prepared, options, plugins, {**sources, **prepared.environment}):
-                with home.parent_of(name, make=True) as (parent, last):
-                    _write_private(parent, last, data)
+                home.write(name, data, mode=0o600)
             append(runs, event, durable=True)
             home.write(SUBMISSION, to_json(submission).encode())
             os.fsync(home.fd)
@@ -236,11 +235,3 @@ def exports(environment: Mapping[str, str]) -> bytes:
     """Return the lines of a shell that export variables."""
     lines = [f"export {name}={quote_shell(value)}\n" for name, value in environment.items()]
     return "".join(lines).encode("utf-8", "surrogateescape")
-
-
-def _write_private(folder: Folder, name: str, data: bytes) -> None:
-    fd = folder.create(name, mode=0o600)
-    try:
-        write_all(fd, data)
-    finally:
-        os.close(fd)

@@ -11,7 +11,7 @@ from madlite.errors import RuntimeProblem
 from madlite.model import Cause, Json, Runtime, Value
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
-from madlite.plan.submission import JobRun, JobScript, PlannedRun, Submission
+from madlite.plan.submission import JobScript, PlannedRun, Submission
 
 
 class JobEnd(Value, frozen=True):
@@ -33,6 +33,8 @@ def cancelled_end(nodes: str = "") -> JobEnd:
 class JobState(Value, frozen=True):
     """What a scheduler says of a job; `state` is its own word, which people see, "" where it does not know the job.
 
+    `stage` is how far it is, `unknown` before the scheduler was asked.
+
     `reason` is why a job waits, or ended so; where there is no state, why nobody could be asked of it.  `never` is what
     to change of one that can never start as it was asked for, `waits` what to do about one that is held, or waits for
     a limit of its group, and may do so for ever.
@@ -44,7 +46,7 @@ class JobState(Value, frozen=True):
     """
 
     state: str = ""
-    stage: Literal["pending", "running", "over"] = "over"
+    stage: Literal["unknown", "pending", "running", "over"] = "over"
     reason: str = ""
     never: str = ""
     waits: str = ""
@@ -79,22 +81,6 @@ class Translation(Value, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Followers(Protocol):
-    """What brings runs here whose jobs do not write to the working folder."""
-
-    def follow(self, folder: Path, job: str, run: JobRun, runtime: Runtime, environ: Mapping[str, str]) -> None:
-        """Begin to follow the job of a run of the submission in `folder`, unless somebody does, or there is its result.
-
-        `runtime` has the job as the session of the plan, whose secrets are in `environ`.
-        """
-
-    def gave_up(self, job: str) -> bool:
-        """Return whether a job could not be followed, and is not tried again."""
-
-    def are_busy(self) -> bool:
-        """Return whether one is being followed."""
-
-
 class Scheduler(Protocol):
     """What gives jobs to nodes.  Jobs are named by the ids that it gave them; those of an array as `ARRAY_INDEX`.
 
@@ -108,8 +94,8 @@ class Scheduler(Protocol):
     retries_inside: bool  # whether a job tries its run again by itself; else each further attempt is another job
     reads_credentials: bool  # whether a job reads credential.json of the working folder by itself
 
-    def __init__(self, cluster: Cluster, environ: Mapping[str, str], followers: Followers | None = None) -> None:
-        """Ask nothing of the cluster yet; without `followers` no run is brought to the working folder.
+    def __init__(self, cluster: Cluster, environ: Mapping[str, str]) -> None:
+        """Ask nothing of the cluster yet.
 
         Raises:
             UsageProblem: the cluster's description has what says nothing to it.
@@ -205,15 +191,11 @@ class Scheduler(Protocol):
     def end_in(self, error: str, nodes: str) -> JobEnd | None:
         """Return why a job that waits again was ended before, by the last error of its output; None if that is mute."""
 
-    def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
-        """Begin to bring the runs of jobs to the working folder, where the jobs themselves do not write to it.
+    def runtime_of(self, job: str, *, ended: bool) -> Runtime | None:
+        """Return what has a job that has begun as the session of its plan, for who brings the run here by its log.
 
-        `runs` are those of the submission in `folder` by their jobs; with `ended` only of those jobs that are over.
+        With `ended` of a job alone that is over; None where jobs write to the working folder by themselves.
         """
-
-    @property
-    def is_fetching(self) -> bool:
-        """Whether a run is being brought."""
 
     def release(self, jobs: Sequence[str]) -> None:
         """Forget jobs whose runs have their rows.

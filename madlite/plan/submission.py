@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -134,3 +135,13 @@ class Submission(Value, frozen=True):
 def folder_of(workspace: Path, submission_id: str) -> Path:
     """Return where a submission has its files."""
     return workspace / RUNS / f"{PREFIX}{submission_id}"
+
+
+def submitted_secrets(folder: Path) -> dict[str, str]:
+    """Return the secrets of the submission in a folder by the names that its plans have for them."""
+    try:
+        text = (folder / ENVIRONMENT).read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return {}
+    pairs = (word.partition("=") for word in shlex.split(text) if word != "export")
+    return {name: value for name, _, value in pairs}

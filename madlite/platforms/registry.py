@@ -6,14 +6,13 @@ What a platform is made of stands in its folder, which is loaded once it is need
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from madlite.errors import UsageProblem
 from madlite.model import Json, Runtime
 from madlite.plan.cluster import Cluster, KubernetesSettings
 from madlite.plan.context import TABLES, Context
-from madlite.plan.schedulers import Followers, Scheduler, Translation
+from madlite.plan.schedulers import Scheduler, Translation
 from madlite.platforms.contexts import target_of
 
 if TYPE_CHECKING:
@@ -201,24 +200,13 @@ def step_on_node(cluster: Cluster, environ: Mapping[str, str]) -> tuple[list[str
     return step_of_a_job(slurm.check_here(), slurm.not_good()), job_environment(environ), madlite_on(cluster)
 
 
-def scheduler_of(cluster: Cluster, environ: Mapping[str, str], followers: Followers | None = None) -> Scheduler:
-    """Return the scheduler of a cluster; nothing is asked of it yet.  `followers` as in `Scheduler`.
+def scheduler_of(cluster: Cluster, environ: Mapping[str, str]) -> Scheduler:
+    """Return the scheduler of a cluster; nothing is asked of it yet.
 
     Raises:
         UsageProblem: the cluster's description has what says nothing to it.
     """
-    return SCHEDULERS[cluster.scheduler]()(cluster, environ, followers)
-
-
-def describe_cluster(name: str, partition: str, gpu: str, environ: Mapping[str, str], workspace: Path) -> str:
-    """Return a cluster file made by asking the cluster whose commands are here; `name` and `partition` may be "".
-
-    Raises:
-        UsageProblem: no cluster answers, or it has no such partition.
-    """
-    from madlite.platforms.slurm.context import describe
-
-    return describe(name, partition, gpu, environ, workspace)
+    return SCHEDULERS[cluster.scheduler]()(cluster, environ)
 
 
 def is_job_id(text: str, scheduler: str) -> bool:

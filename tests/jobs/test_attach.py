@@ -17,6 +17,7 @@ import pytest
 from madlite.cli import jobs
 from madlite.cli.main import call
 from madlite.jobs import follow, job
+from madlite.jobs.outcomes import Over
 from madlite.jobs.submission import note, submitting
 from madlite.platforms.slurm import allocation
 from madlite.store.events import EVENTS, JobEvent
@@ -330,15 +331,15 @@ def test_rows_wait_for_room_on_the_disk_and_one_sentence_says_so(folder: Path, s
     assert told.count("warning") == 1 and "No space left on device; rows wait for room on the disk (df -h .)" in told
     assert len(told) < 300 and "did not begin" not in told
     tried: list[Path] = []
-    write = job.write_failure
+    write = job.write_end
 
-    def and_room_after_a_while(plan_file: Path, *others):
-        tried.append(plan_file)
+    def and_room_after_a_while(over: Over, *others):
+        tried.extend(over.folders)
         if len(tried) == 12:
             small_disk.free()
-        return write(plan_file, *others)
+        return write(over, *others)
 
-    monkeypatch.setattr(job, "write_failure", and_room_after_a_while)
+    monkeypatch.setattr(job, "write_end", and_room_after_a_while)
     monkeypatch.setattr(follow, "TICK_S", 0.01)
     assert call(["cluster", "attach"]) == 3
     told = capfd.readouterr().err

@@ -13,45 +13,44 @@ from madlite.jobs import follow
 from madlite.jobs.follow import Follower, Stop
 
 
-class Scheduler:
-    """One whose threads are at work for so many more questions."""
+class Followers:
+    """Those whose threads are at work for so many more questions."""
 
     def __init__(self, busy: int) -> None:
         self.busy = busy
 
-    @property
-    def is_fetching(self) -> bool:
+    def are_busy(self) -> bool:
         self.busy -= 1
         return self.busy >= 0
 
 
-def followed(busy: int) -> tuple[Follower, Scheduler]:
+def followed(busy: int) -> tuple[Follower, Followers]:
     """Return what follows a submission whose runs all have their rows."""
-    scheduler, nothing = Scheduler(busy), lambda **given: ()
+    followers, nothing = Followers(busy), lambda **given: ()
     tracker = SimpleNamespace(
-        scheduler=scheduler,
+        followers=followers,
         stored=SimpleNamespace(open_runs=()),
         notices=(),
         is_followed=lambda: False,
         **dict.fromkeys(("poll", "collect", "keep_limit", "states", "cancel_left"), nothing),
     )
     screen = SimpleNamespace(say=print, warn=print, states=lambda states: None)
-    return Follower([tracker], screen), scheduler
+    return Follower([tracker], screen), followers
 
 
 def test_the_hooks_of_what_this_process_fetched_come_to_their_end(monkeypatch):
     monkeypatch.setattr(follow, "TICK_S", 0.0)
-    follower, scheduler = followed(busy=40)
+    follower, followers = followed(busy=40)
     assert follower.cancel() == 0
-    assert scheduler.busy < 0, "it was asked until nothing was at work"
+    assert followers.busy < 0, "it was asked until nothing was at work"
 
 
 def test_a_hook_that_does_not_end_is_not_waited_for_without_an_end(monkeypatch):
     monkeypatch.setattr(follow, "TICK_S", 0.0)
     monkeypatch.setattr(follow, "_HOOKS_S", -1.0)
-    follower, scheduler = followed(busy=40)
+    follower, followers = followed(busy=40)
     assert follower.cancel() == 0
-    assert scheduler.busy > 30
+    assert followers.busy > 30
 
 
 def interrupted_at_each_line() -> None:

@@ -17,7 +17,7 @@ def test_a_job_is_over_only_once_the_scheduler_was_asked_about_it_and_does_not_l
     found = Job(RUN, "77")
     assert found.stage == "unknown"
     for state, stage in (("PENDING", "pending"), ("COMPLETING", "running"), ("SUSPENDED", "running"), ("", "over")):
-        found.last = explained(JobState(state=state))
+        found.state = explained(JobState(state=state))
         assert found.stage == stage
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
@@ -19,14 +18,14 @@ from msgspec.structs import asdict, replace
 
 from madlite.errors import RuntimeProblem, UsageProblem
 from madlite.files import read_text
-from madlite.model import Cause, RunPlan
+from madlite.model import Cause, RunPlan, Runtime
 from madlite.plan.actions import bind_model_dir
 from madlite.plan.cluster import DNS_NAME, Cluster, KubernetesSettings
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.plan_file import read_plan_file
-from madlite.plan.schedulers import TIMED_OUT, Followers, JobEnd, JobState, Refused, Unreachable, cancelled_end
-from madlite.plan.submission import ENVIRONMENT, PLANS, JobRun, JobScript, PlannedRun, Submission
+from madlite.plan.schedulers import TIMED_OUT, JobEnd, JobState, Refused, Unreachable, cancelled_end
+from madlite.plan.submission import PLANS, JobScript, PlannedRun, Submission, submitted_secrets
 from madlite.platforms.kubernetes import faults
 from madlite.platforms.kubernetes.api import Api, Refusal, may_pass
 from madlite.platforms.kubernetes.files import Shipment, ship
@@ -78,7 +77,7 @@ class Kubernetes:
     retries_inside = False
     reads_credentials = False
 
-    def __init__(self, cluster: Cluster, environ: Mapping[str, str], followers: Followers | None = None) -> None:
+    def __init__(self, cluster: Cluster, environ: Mapping[str, str]) -> None:
         self._cluster, self._environ = cluster, dict(environ)
         self._settings = settings_of(cluster)
         self._kind = job_kind(self._settings)
@@ -86,7 +85,6 @@ class Kubernetes:
         self._uids: dict[str, str] = {}
         self._ready: set[str] = set()  # jobs that have begun, are over, or can never start
         self._over: set[str] = set()
-        self._followers = followers
 
     # Plans and manifests.
 
@@ -193,7 +191,8 @@ class Kubernetes:
     def submit(self, folder: Path, script: JobScript, attempt: str = "", exclude: Sequence[str] = ()) -> str:
         """Make the objects of a run, those that are there already staying as they are; return the Job's name."""
         with _refused():
-            saved = read_plan_file(folder / PLANS / f"{script.first}.json", self._with_secrets(folder))
+            secrets = {**self._environ, **submitted_secrets(folder)}
+            saved = read_plan_file(folder / PLANS / f"{script.first}.json", secrets)
             objects, shipment = self._objects(script, saved.plan, {file.path: file.content() for file in saved.files})
             if yaml_of(objects) not in read_text(folder / script.file):
                 _LOG.warning("%s is not what %s has: files of its card have changed", saved.plan.id, script.file)
@@ -213,15 +212,6 @@ class Kubernetes:
         plan = bind_model_dir(plan, plan.model_dir)
         shipment = ship(plan, settings, files)
         return make_objects(plan, shipment.files, settings, shipment.inside), shipment
-
-    def _with_secrets(self, folder: Path) -> dict[str, str]:
-        """Return the environment with the secrets of a submission that its owner alone can read, if it has some."""
-        try:
-            text = (folder / ENVIRONMENT).read_text(encoding="utf-8", errors="surrogateescape")
-        except OSError:
-            return self._environ
-        words = [word for word in shlex.split(text) if word != "export"]
-        return {**self._environ, **{name: value for name, _, value in (word.partition("=") for word in words)}}
 
     @_reached()
     def find(self, names: Sequence[str]) -> dict[str, str]:
@@ -249,7 +239,7 @@ class Kubernetes:
         found: dict[str, JobState] = {}
         for name in jobs:
             job = there.get(name)
-            if job is None or (self._followers is not None and self._followers.gave_up(name)):
+            if job is None:
                 continue
             self._uids[name] = str(job["metadata"]["uid"])
             own = pods.get(job["metadata"]["labels"].get(RUN_LABEL, ""), [])
@@ -313,21 +303,11 @@ class Kubernetes:
     def end_in(self, error: str, nodes: str) -> None:
         """Return nothing: a Job does not wait again."""
 
-    # What brings runs here.
-
-    def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
-        """Follow the Jobs of runs that have begun, with `ended` of those alone that are over."""
-        ready = self._over if ended else self._ready
-        environ = self._with_secrets(folder)
-        for name, run in runs.items():
-            uid = self._uids.get(name, "")
-            if self._followers is not None and uid and name in ready and name not in self._cancelled:
-                self._followers.follow(folder, name, run, KubernetesRuntime(self._settings, uid), environ)
-
-    @property
-    def is_fetching(self) -> bool:
-        """Whether a run is being brought here."""
-        return self._followers is not None and self._followers.are_busy()
+    def runtime_of(self, job: str, *, ended: bool) -> Runtime | None:
+        """Return what follows a Job that has begun, or with `ended` is over, and that nobody cancelled here."""
+        uid, ready = self._uids.get(job, ""), self._over if ended else self._ready
+        is_to_be_followed = uid and job in ready and job not in self._cancelled
+        return KubernetesRuntime(self._settings, uid) if is_to_be_followed else None
 
     def _jobs(self) -> list[dict[str, Any]]:
         return self._api.objects(self._kind, MANAGED)

@@ -12,6 +12,7 @@ import time
 from base64 import b64decode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -375,8 +376,8 @@ class KubernetesSession:
             if limit_s is not None and not expired and time.monotonic() > began + limit_s:
                 expired = True
                 self.stop(self._plan.stop_grace_s)
-            said = waiting.pop(0) if waiting else self._next()
-            if said is not None:
+            with suppress(queue.Empty):
+                said = waiting.pop(0) if waiting else self._outputs.get(timeout=0.2)
                 self._take(said, number, codes, out, times)
             first = next((node for node, code in codes.items() if code), None) if first is None else first
         self._early += waiting
@@ -442,12 +443,6 @@ class KubernetesSession:
         if end.fault is not None and not self._closed.is_set() and self._late is None:
             raise RuntimeProblem(end.fault.text, end.fault.hint, cause=end.fault.cause)
         return end.code if end.code is not None else STOPPED
-
-    def _next(self) -> NodeOutput | None:
-        try:
-            return self._outputs.get(timeout=0.2)
-        except queue.Empty:
-            return None
 
     def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
         """Refuse: nothing is run beside the action.

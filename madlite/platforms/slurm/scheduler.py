@@ -21,8 +21,8 @@ from madlite.files import read_text
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts, nodes_in
-from madlite.plan.schedulers import Followers, JobEnd, JobState, Refused, Unreachable
-from madlite.plan.submission import JobRun, JobScript, PlannedRun, Submission
+from madlite.plan.schedulers import JobEnd, JobState, Refused, Unreachable
+from madlite.plan.submission import JobScript, PlannedRun, Submission
 from madlite.platforms.slurm.allocation import LIMIT_S, SlurmCommands, failure_text, is_transient, job_environment
 from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 from madlite.platforms.slurm.script import check_script, slurm_script
@@ -54,13 +54,11 @@ class Slurm(SlurmCommands):
     queues_again = True
     retries_inside = True
     reads_credentials = True
-    is_fetching = False  # jobs write to the working folder
 
     def __init__(
         self,
         cluster: Cluster,
         environ: Mapping[str, str],
-        followers: Followers | None = None,  # jobs write to the working folder
         sleep: Callable[[float], None] = time.sleep,
         limit_s: float = LIMIT_S,
     ) -> None:
@@ -99,8 +97,8 @@ class Slurm(SlurmCommands):
         directives = (*self._cluster.slurm.directives, *(f"--{name}={value}" for name, value in options.items()))
         self._cluster = replace(self._cluster, slurm=replace(self._cluster.slurm, directives=directives))
 
-    def fetch(self, folder: Path, runs: Mapping[str, JobRun], *, ended: bool) -> None:
-        """Do nothing: jobs write to the working folder."""
+    def runtime_of(self, job: str, *, ended: bool) -> None:
+        """Return nothing: jobs write to the working folder."""
 
     def release(self, jobs: Sequence[str]) -> None:
         """Do nothing: Slurm forgets jobs by itself."""

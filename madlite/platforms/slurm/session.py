@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from madlite import process
 from madlite.cancellation import STOPPED, in_thread
 from madlite.errors import RuntimeProblem
-from madlite.files import Folder, write_all
+from madlite.files import Folder
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, RunPlan, Sink
 from madlite.platforms.sessions import GatedSession, cwd_of
 from madlite.platforms.slurm.allocation import Allocation, ids_of_note
@@ -480,12 +480,7 @@ class SlurmSession(GatedSession):
         lines = [*lines, _AS_JOB.format(nodes=count)] if self._on_first else [of_task, *lines]  # the user's own win
         try:
             with self._home() as home:
-                home.remove(ENVIRONMENT)
-                fd = home.create(ENVIRONMENT, mode=0o600)
-                try:
-                    write_all(fd, "".join(lines).encode("utf-8", "surrogateescape"))
-                finally:
-                    os.close(fd)
+                home.write(ENVIRONMENT, "".join(lines).encode("utf-8", "surrogateescape"), mode=0o600)
         except OSError as error:
             what = f"{self._folder / NODES} cannot be written to: {error.strerror or error}"
             raise RuntimeProblem(what, cause=Cause.PREPARE) from error
