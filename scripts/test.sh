@@ -22,6 +22,12 @@ beside() {
   return "$code"
 }
 
+# have pytest compile the tests once: workers that begin together would each do all of it
+compile_tests() {
+  local said
+  said=$("$bin/python" -m pytest -qq --collect-only 2>&1) || { echo "$said" && return 1; }
+}
+
 if [ "$tier" = all ]; then
   all='not training and not kubernetes' trainings='training' durations=0
 else
@@ -31,8 +37,11 @@ mapfile -t of_trainings < <(grep -rl 'mark\.training' tests --include='test_*.py
 
 beside step 'the wheel' scripts/wheel.sh "$bin" & # waits for downloads most of its time
 wheel=$!
+compile_tests & # on the other processor
+compiled=$!
 step 'style, types and imports' scripts/lint.sh "$bin"
 wait "$wheel"
+wait "$compiled"
 [ "$tier" = ci ] || step 'branches of the fast tests' scripts/coverage.sh "$bin"
 # one after the other: beside what computes, tests that wait some seconds for processes fail where the machine is busy
 step 'trainings' "$bin/python" -m pytest -q -rs -m "$trainings" --durations="$durations" "${of_trainings[@]}"

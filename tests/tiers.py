@@ -66,13 +66,21 @@ def examples(of_all: int) -> int:
 
 
 def first_of(values: Iterable[Any], count: int) -> list[Any]:
-    """Return values to parametrize a test with, of which `make test` takes the first ones alone."""
-    return [value if at < count else pytest.param(value, marks=pytest.mark.full) for at, value in enumerate(values)]
+    """Return values to parametrize a test with, of which `make test` takes the first ones alone.
+
+    For several names they are made by `pytest.param`.
+    """
+    return [value if at < count else _in_full(value) for at, value in enumerate(values)]
 
 
 def every(values: Iterable[Any], step: int) -> list[Any]:
     """Return values to parametrize a test with, of which `make test` takes the first of every so many alone."""
-    return [value if at % step == 0 else pytest.param(value, marks=pytest.mark.full) for at, value in enumerate(values)]
+    return [value if at % step == 0 else _in_full(value) for at, value in enumerate(values)]
+
+
+def _in_full(value: Any) -> Any:
+    values = value.values if isinstance(value, type(pytest.param())) else (value,)
+    return pytest.param(*values, marks=pytest.mark.full)
 
 
 def order(items: list[pytest.Item]) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from madlite.testing import CHECKS
-from tests.kit.built_in import LOGS, NAMES, STEPS, subject
+from tests.kit.built_in import IN_FULL, LOGS, NAMES, STEPS, subject
 from tests.kit.extended import run_extended
 from tests.rows import each_row
 from tests.tiers import ALL
-
-IN_FULL = "torchtitan"  # in `make test` too: of the others `make test` takes a sample
 
 
 @pytest.mark.host
