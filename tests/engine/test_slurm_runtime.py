@@ -325,7 +325,7 @@ def test_the_archive_of_a_manifest_is_loaded_on_every_node(site, engine, archive
     assert site.log().count("in a container") == 2
 
 
-@pytest.mark.parametrize("end", ["scancel {job}", "scontrol update JobId={job} EndTime=now"], ids=["scancel", "limit"])
+@pytest.mark.parametrize("end", first_of(["scancel {job}", "scontrol update JobId={job} EndTime=now"], 1))
 def test_a_job_that_slurm_ends_ends_its_training_in_time_and_leaves_no_container(site, engine, base_image, end):
     saves = 'trap \'echo TERM >>"told.$NODE_RANK"; sleep 1; echo done >>"told.$NODE_RANK"; exit 1\' TERM\n'
     (site.folder / "scripts/a/run.sh").write_text(saves + SCRIPT)
@@ -350,7 +350,7 @@ def test_a_job_that_slurm_ends_ends_its_training_in_time_and_leaves_no_container
     assert told == ["TERM\ndone\n"] * 2, output.read_text()
 
 
-@pytest.mark.parametrize("steps_too", [False, True], ids=["madlite", "and its steps"])
+@pytest.mark.parametrize("steps_too", first_of([True, False], 1), ids=["and its steps", "madlite"])
 def test_a_madlite_that_is_killed_leaves_nothing_on_the_nodes_after_its_job(site, engine, base_image, steps_too):
     site.environ |= {"DOCKER_HOST": engine, "MADLITE_CONTAINER": "docker"}
     card = json.loads((site.folder / "models.json").read_text())[0]
@@ -433,6 +433,7 @@ def containers_of(program: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_containers_of_podman_hold_the_run_on_each_node(site, in_podman):
     (site.folder / "scripts/a/run.sh").write_text(SCRIPT + 'test -e /run/.containerenv && echo "in a container"\n')
     code, out = site.call(2, "--image", BASE_IMAGE)
