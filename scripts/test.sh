@@ -3,7 +3,6 @@
 set -euo pipefail
 bin=$1 tier=$2
 export MADLITE_TEST_TIER=$tier
-passed=scripts/full-test-passed
 
 step() {
   local begun=$SECONDS code=0
@@ -23,28 +22,30 @@ beside() {
   return "$code"
 }
 
-# most of these wait for processes: six workers for two cores.  A worker takes files, whose tests share fixtures,
-# names of images, and processes that they look for; long files come first, as tests/tiers.py sorts them
-many() { "$bin/python" -m pytest -q -rs -n $(($(nproc) * 3)) --dist loadfile --no-loadscope-reorder "$@"; }
+# have pytest compile the tests once: workers that begin together would each do all of it
+compile_tests() {
+  local said
+  said=$("$bin/python" -m pytest -qq --collect-only 2>&1) || { echo "$said" && return 1; }
+}
 
 if [ "$tier" = all ]; then
-  rest='(host or engine or install or full) and not training' trainings='training' durations=0
+  all='not training and not kubernetes' trainings='training' durations=0
 else
-  rest='(host or engine or install) and not training and not full' trainings='training and not full' durations=15
+  all='not training and not kubernetes and not full' trainings='training and not full' durations=15
 fi
-counted=() # in full they run once more
-[ "$tier" = all ] || mapfile -t counted < <(sed -n 's/^tests[^:]*$/--ignore=&/p; s/^tests.*::.*/--deselect=&/p' scripts/counted.txt)
 mapfile -t of_trainings < <(grep -rl 'mark\.training' tests --include='test_*.py') # to collect all tests again takes long
 
 beside step 'the wheel' scripts/wheel.sh "$bin" & # waits for downloads most of its time
 wheel=$!
+compile_tests & # on the other processor
+compiled=$!
 step 'style, types and imports' scripts/lint.sh "$bin"
 wait "$wheel"
+wait "$compiled"
+[ "$tier" = ci ] || step 'branches of the fast tests' scripts/coverage.sh "$bin"
 # one after the other: beside what computes, tests that wait some seconds for processes fail where the machine is busy
-step 'fast tests and the kit, branches counted' scripts/coverage.sh "$bin"
 step 'trainings' "$bin/python" -m pytest -q -rs -m "$trainings" --durations="$durations" "${of_trainings[@]}"
-step 'processes and engines' many -m "$rest" --durations="$durations" "${counted[@]}"
-if [ "$tier" = all ]; then
-  git rev-parse HEAD >"$passed"
-  echo "all tests passed: commit $passed, which make test compares the backends with"
-fi
+# many of these wait for processes: six workers for two cores.  A worker takes files, whose tests share fixtures,
+# names of images, and processes that they look for; long files come first, as tests/tiers.py sorts them
+step 'all other tests' "$bin/python" -m pytest -q -rs -m "$all" --durations="$durations" \
+  -n $(($(nproc) * 3)) --dist loadfile --no-loadscope-reorder

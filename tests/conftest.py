@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from madlite.store.gpu_leases import VARIABLE as LEASES
+from tests.commands import find_plugins_once
 from tests.engine_fixture import OF_THE_RUN, base_image, begin_run, docker_environ, end_run, engine, small_image
 from tests.slurm_fixture import allocation, end_shared_cluster, own_slurm, preempting_slurm, slurm
 from tests.small_disk import small_disk
@@ -50,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
     _find_python_at_once()
+    find_plugins_once()
     if hasattr(config, "workerinput"):
         os.environ.pop("COVERAGE_PROCESS_CONFIG", None)  # a worker is counted, what its tests start is not
     else:

@@ -32,6 +32,7 @@ def test_what_became_of_a_job_is_known_afterwards(slurm: SlurmCluster, tmp_path:
     wait_until(lambda: job in slurm.checked("sacct", "-n", "-P", "-o", "JobID"), "sacct knows the job")
 
 
+@pytest.mark.full
 def test_a_killed_node_fails_its_job_and_is_back_afterwards(
     own_slurm: SlurmCluster, slurm: SlurmCluster, tmp_path: Path
 ) -> None:

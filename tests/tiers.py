@@ -14,26 +14,24 @@ import pytest
 ALL = os.environ.get("MADLITE_TEST_TIER") == "all"
 # what takes longest, by its time with a quarter of a minute or more; what is missing here only begins later
 _LONG = (
-    "kit/test_built_in_backends.py",
     "crash/test_crash.py",
+    "jobs/test_real_slurm.py",
     "golden/test_scenarios.py",
+    "pods/test_cluster.py",
+    "platforms/test_contract.py",
+    "engine/test_slurm_runtime.py",
     "engine/test_resume.py",
     "engine/test_run.py",
-    "engine/test_slurm_runtime.py",
     "engine/test_tune.py",
     "engine/test_bisect.py",
-    "pods/test_cluster.py",
     "engine/test_hang.py",
-    "platforms/test_contract.py",
     "documents/test_documents.py",
-    "kit/test_knobs.py",
     "plugins/test_flux_script.py",
     "cli/test_collect.py",
-    "jobs/test_real_slurm.py",
+    "kit/test_built_in_backends.py",
     "engine/test_mad_steps.py",
     "engine/test_ending.py",
     "engine/test_record.py",
-    "hostile/test_patterns.py",
     "hostile/test_planted.py",
     "jobs/test_attach.py",
     "documents/test_tutorial.py",
@@ -53,10 +51,8 @@ _LONG = (
     "engine/test_log_limit.py",
     "engine/test_fetched_data.py",
     "engine/test_redaction.py",
-    "install/test_runtime_page.py",
     "engine/test_podman.py",
     "golden/test_catalogue.py",
-    "reports/page/test_browser.py",
 )
 
 
@@ -66,13 +62,21 @@ def examples(of_all: int) -> int:
 
 
 def first_of(values: Iterable[Any], count: int) -> list[Any]:
-    """Return values to parametrize a test with, of which `make test` takes the first ones alone."""
-    return [value if at < count else pytest.param(value, marks=pytest.mark.full) for at, value in enumerate(values)]
+    """Return values to parametrize a test with, of which `make test` takes the first ones alone.
+
+    For several names they are made by `pytest.param`.
+    """
+    return [value if at < count else _in_full(value) for at, value in enumerate(values)]
 
 
 def every(values: Iterable[Any], step: int) -> list[Any]:
     """Return values to parametrize a test with, of which `make test` takes the first of every so many alone."""
-    return [value if at % step == 0 else pytest.param(value, marks=pytest.mark.full) for at, value in enumerate(values)]
+    return [value if at % step == 0 else _in_full(value) for at, value in enumerate(values)]
+
+
+def _in_full(value: Any) -> Any:
+    values = value.values if isinstance(value, type(pytest.param())) else (value,)
+    return pytest.param(*values, marks=pytest.mark.full)
 
 
 def order(items: list[pytest.Item]) -> None:

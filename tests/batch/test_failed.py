@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from itertools import starmap
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.engine.checkout import Checkout, end
 from tests.engine.test_resume import batch_files
 from tests.engine.test_retry import checkout, failing  # noqa: F401
 from tests.killing import KILL_AT
+from tests.tiers import every, first_of
 
 pytestmark = pytest.mark.host
 OK = 'echo "performance: 1 x"\n'
@@ -27,7 +29,7 @@ def attempts(checkout: Checkout, card: str) -> list[tuple[int, list[str]]]:  # n
     return sorted((one.get("number", 1), [run["run"] for run in one.get("earlier", [])]) for one in found)
 
 
-@pytest.mark.parametrize("words", [(), ("--parallel", "2")])
+@pytest.mark.parametrize("words", first_of([("--parallel", "2"), ()], 1))
 def test_what_failed_is_run_again_until_it_has_succeeded(checkout, words):  # noqa: F811
     checkout.card("a", OK)
     checkout.card("b", failing(2, "no such thing"))
@@ -64,16 +66,22 @@ FAILED, RESUME = ("--resume", "--failed"), ("--resume",)
 
 @pytest.mark.parametrize(
     ("target", "when", "count", "then"),
-    [
-        ("madlite.store.batches.BatchLog.request", "before", "1", FAILED),
-        ("madlite.store.batches.append", "after", "1", RESUME),  # requested, and the batch before has not ended
-        ("madlite.store.batches.BatchLog.request", "after", "1", RESUME),
-        ("madlite.store.batches.BatchLog.request", "after", "1", FAILED),
-        ("madlite.batch.runner.Batch._run", "before", "2", RESUME),
-        ("madlite.run.result_writer.append_runs", "before", "2", FAILED),
-        ("madlite.run.result_writer.append_runs", "after", "1", FAILED),
-        ("madlite.store.batches.BatchLog.close", "before", "1", FAILED),
-    ],
+    every(
+        starmap(
+            pytest.param,
+            [
+                ("madlite.store.batches.BatchLog.request", "before", "1", FAILED),
+                ("madlite.store.batches.append", "after", "1", RESUME),  # requested, and the batch before has not ended
+                ("madlite.store.batches.BatchLog.request", "after", "1", RESUME),
+                ("madlite.store.batches.BatchLog.request", "after", "1", FAILED),
+                ("madlite.batch.runner.Batch._run", "before", "2", RESUME),
+                ("madlite.run.result_writer.append_runs", "before", "2", FAILED),
+                ("madlite.run.result_writer.append_runs", "after", "1", FAILED),
+                ("madlite.store.batches.BatchLog.close", "before", "1", FAILED),
+            ],
+        ),
+        2,
+    ),
 )
 def test_a_kill_loses_and_doubles_no_run(checkout, target, when, count, then):  # noqa: F811
     checkout.card("a", OK)

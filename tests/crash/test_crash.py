@@ -1,6 +1,6 @@
 """Wherever a command is killed or its disk is full, the next ones leave one true row of each run that began.
 
-`make test` plays every sixteenth point; `python -m tests.crash.driver batch FOLDER torn` plays those of a kind, and
+`make test` plays every thirty-second point; `python -m tests.crash.driver batch FOLDER torn` plays those of a kind, and
 keeps the folders of what broke.
 """
 
@@ -17,7 +17,7 @@ from tests.crash.scenarios import SCENARIOS
 from tests.tiers import first_of
 
 ROOT = Path(__file__).parents[2]
-PARTS = 16
+PARTS = 32
 
 
 @pytest.mark.host

@@ -17,11 +17,16 @@ import pytest
 from tests import commands
 from tests.csv_rows import perf_rows
 
-_HOST = pytest.param("host", marks=pytest.mark.host)
-# for tests in which the runtime has no part: on the host, with `make test-all` in containers too
-ON_THE_HOST = pytest.mark.parametrize(
-    "checkout", [_HOST, pytest.param("docker", marks=[pytest.mark.engine, pytest.mark.full])], indirect=True
+# for tests of what containers make harder: in these, with `make test-all` on the host too
+IN_CONTAINERS = pytest.mark.parametrize(
+    "checkout",
+    [
+        pytest.param("docker", marks=pytest.mark.engine),
+        pytest.param("host", marks=[pytest.mark.host, pytest.mark.full]),
+    ],
+    indirect=True,
 )
+NO_ENGINE = "unix:///nonexistent/docker.sock"
 UNPROBED = ("--set", "probe=false")  # to ask what is there is a third of a short run's time, or more
 DOCKERFILE = "# CONTEXT {'guest_os': 'UBUNTU'}\nARG BASE_DOCKER=madlite-test/base:latest\nFROM $BASE_DOCKER\n"
 
@@ -30,7 +35,7 @@ class Checkout:
     """A folder with cards and scripts, run by one runtime.
 
     before: a command that runs madlite's.
-    words: options of every run.
+    words: options of every run; a test of what is found by asking has none.
     """
 
     def __init__(self, folder: Path, runtime: str, docker_host: str) -> None:
@@ -38,7 +43,7 @@ class Checkout:
         self.env = {**os.environ, "DOCKER_HOST": docker_host, "PYTHONUNBUFFERED": "1"}
         self.env.pop("BUILD_NUMBER", None)
         self.before: tuple[str, ...] = ()
-        self.words: tuple[str, ...] = ()
+        self.words: tuple[str, ...] = UNPROBED
         self.cards: list[dict[str, object]] = []
         self.dockerfile = "docker/base"
         (folder / "docker").mkdir(parents=True)
@@ -129,4 +134,4 @@ def end(started: commands.Started, number: int, limit_s: float = 240) -> tuple[i
     return started.returncode, out
 
 
-__all__ = ["ON_THE_HOST", "UNPROBED", "Checkout", "end", "signal"]
+__all__ = ["IN_CONTAINERS", "NO_ENGINE", "UNPROBED", "Checkout", "end", "signal"]

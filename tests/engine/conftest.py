@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from madlite.platforms.docker.runtime import DockerRuntime
-from tests.engine.checkout import Checkout
+from tests.engine.checkout import NO_ENGINE, Checkout
 from tests.engine_fixture import remove_built
 
 
@@ -14,10 +14,16 @@ def checkout(request, tmp_path):
         docker_host = request.getfixturevalue("engine")
         request.getfixturevalue("base_image")
     else:
-        docker_host = "unix:///nonexistent/docker.sock"
+        docker_host = NO_ENGINE
     yield Checkout(tmp_path / "mad", request.param, docker_host)
     if request.param == "docker":
         remove_built(docker_host, tmp_path)
+
+
+@pytest.fixture(params=[pytest.param("host", marks=pytest.mark.host)])
+def on_host(tmp_path):
+    """A checkout whose cards run on the host: where the runtime has no part, or tests/platforms has it."""
+    return Checkout(tmp_path / "mad", "host", NO_ENGINE)
 
 
 @pytest.fixture

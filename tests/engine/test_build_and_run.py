@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from madlite.errors import RuntimeProblem
 from madlite.images.image import opened_builder
 from madlite.model import Image, Login, Secret
-from tests.engine.checkout import UNPROBED, Checkout
+from tests.engine.checkout import Checkout
 from tests.engine.real_registry import PASSWORD, USER, real_registry
 from tests.factories import BASE_IMAGE, make_plan
 
@@ -29,7 +29,6 @@ ENV ARCH=$MAD_SYSTEM_GPU_ARCHITECTURE
 @pytest.fixture
 def mad(engine, base_image, tmp_path, client):
     checkout = Checkout(tmp_path / "mad", "docker", engine)
-    checkout.words = UNPROBED
     (checkout.folder / "docker/base.Dockerfile").write_text(DOCKERFILE.format(base=BASE_IMAGE))
     yield checkout
     for image in checkout_images(checkout):

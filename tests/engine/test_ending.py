@@ -11,7 +11,7 @@ import time
 import pytest
 
 from madlite.run.instrumentation import LIMIT_S
-from tests.engine.checkout import ON_THE_HOST, UNPROBED, Checkout, end
+from tests.engine.checkout import NO_ENGINE, Checkout, end
 from tests.engine.slow_engine import SlowEngine
 from tests.engine_fixture import remove_built
 
@@ -22,7 +22,6 @@ WAITS = "trap 'echo got INT; exit 9' INT\necho begun $$\nwhile :; do sleep 0.05;
 @pytest.fixture
 def checkout(checkout: Checkout) -> Checkout:
     checkout.name_dockerfile(f"own{os.getpid()}")
-    checkout.words = UNPROBED
     return checkout
 
 
@@ -53,7 +52,8 @@ def test_a_signal_ends_the_workload_gently_and_still_writes_the_row(checkout: Ch
 @pytest.mark.host
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_it_is_asked_what_is_there_ends_the_run_before_its_workload(tmp_path, number, code):
-    checkout = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+    checkout = Checkout(tmp_path / "mad", "host", NO_ENGINE)
+    checkout.words = ()  # it is asked
     checkout.card("never", "touch ../started\n" + GOOD)
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -74,7 +74,8 @@ def test_a_signal_while_it_is_asked_what_is_there_ends_the_run_before_its_worklo
 
 @pytest.mark.host
 def test_the_time_in_which_it_is_asked_what_is_there_is_none_of_the_time_limit(tmp_path):
-    checkout = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+    checkout = Checkout(tmp_path / "mad", "host", NO_ENGINE)
+    checkout.words = ()  # it is asked
     checkout.card("quick", GOOD)
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -87,7 +88,8 @@ def test_the_time_in_which_it_is_asked_what_is_there_is_none_of_the_time_limit(t
 
 @pytest.mark.host
 def test_a_python_that_waits_for_ever_is_ended_and_the_run_goes_on(tmp_path):
-    checkout = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
+    checkout = Checkout(tmp_path / "mad", "host", NO_ENGINE)
+    checkout.words = ()  # it is asked
     checkout.card("quick", GOOD)
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -101,19 +103,18 @@ def test_a_python_that_waits_for_ever_is_ended_and_the_run_goes_on(tmp_path):
     checkout.assert_nothing_left()
 
 
-@ON_THE_HOST
-def test_ctrl_c_at_card_2_of_5_names_the_rest(checkout: Checkout):
+def test_ctrl_c_at_card_2_of_5_names_the_rest(on_host: Checkout):
     for n in (1, 2, 3, 4, 5):
-        checkout.card(f"m{n}", WAITS if n == 2 else GOOD)
-    started = checkout.start("--tags", "t")
-    checkout.wait_for("begun")
+        on_host.card(f"m{n}", WAITS if n == 2 else GOOD)
+    started = on_host.start("--tags", "t")
+    on_host.wait_for("begun")
     returned, out = end(started, signal.SIGINT)
     assert returned == 130
     assert "never started: m3, m4, m5" in out
-    assert [(row["model"], row["status"]) for row in checkout.rows] == [("m1", "SUCCESS"), ("m2", "FAILURE")]
-    assert not list(checkout.folder.glob("madlite_runs/batch-*"))
-    assert "nothing is left" in checkout.madlite("clean").stdout
-    checkout.assert_nothing_left()
+    assert [(row["model"], row["status"]) for row in on_host.rows] == [("m1", "SUCCESS"), ("m2", "FAILURE")]
+    assert not list(on_host.folder.glob("madlite_runs/batch-*"))
+    assert "nothing is left" in on_host.madlite("clean").stdout
+    on_host.assert_nothing_left()
 
 
 def test_ctrl_c_of_a_terminal_reaches_the_whole_group(checkout: Checkout):
@@ -137,16 +138,15 @@ def test_a_second_ctrl_c_does_not_wait(checkout: Checkout):
     checkout.assert_nothing_left()
 
 
-@ON_THE_HOST
-def test_nohup_stays_deaf_to_hup(checkout: Checkout):
-    checkout.card("short", "echo begun\nwhile [ ! -e ../go ]; do sleep 0.05; done\n" + GOOD)
-    checkout.before = ("nohup",)
-    started = checkout.start("--tags", "short")
-    checkout.wait_for("begun")
+def test_nohup_stays_deaf_to_hup(on_host: Checkout):
+    on_host.card("short", "echo begun\nwhile [ ! -e ../go ]; do sleep 0.05; done\n" + GOOD)
+    on_host.before = ("nohup",)
+    started = on_host.start("--tags", "short")
+    on_host.wait_for("begun")
     os.kill(started.pid, signal.SIGHUP)
-    (checkout.folder / "go").touch()
+    (on_host.folder / "go").touch()
     started.communicate(timeout=240)
-    assert started.returncode == 0 and checkout.rows[0]["status"] == "SUCCESS"
+    assert started.returncode == 0 and on_host.rows[0]["status"] == "SUCCESS"
 
 
 def test_after_kill_9_clean_finds_and_removes_what_is_left(checkout: Checkout):
@@ -173,49 +173,46 @@ def test_after_kill_9_clean_finds_and_removes_what_is_left(checkout: Checkout):
     assert [(row["model"], row["status"]) for row in checkout.rows] == [("waits", "FAILURE")]
 
 
-@ON_THE_HOST
-def test_clean_leaves_a_running_one_alone(checkout: Checkout):
-    checkout.card("waits", "echo begun\nwhile [ ! -e ../go ]; do sleep 0.05; done\n" + GOOD)
-    started = checkout.start("--tags", "waits")
-    checkout.wait_for("begun")
-    assert "nothing is left" in checkout.madlite("clean", "--yes").stdout
-    (checkout.folder / "go").touch()
+def test_clean_leaves_a_running_one_alone(on_host: Checkout):
+    on_host.card("waits", "echo begun\nwhile [ ! -e ../go ]; do sleep 0.05; done\n" + GOOD)
+    started = on_host.start("--tags", "waits")
+    on_host.wait_for("begun")
+    assert "nothing is left" in on_host.madlite("clean", "--yes").stdout
+    (on_host.folder / "go").touch()
     started.communicate(timeout=240)
-    assert started.returncode == 0 and checkout.rows[0]["status"] == "SUCCESS"
+    assert started.returncode == 0 and on_host.rows[0]["status"] == "SUCCESS"
 
 
-@ON_THE_HOST
-def test_a_pipe_that_nobody_reads_stops_nothing(checkout: Checkout):
-    checkout.card("loud", "seq 40000\n" + GOOD)  # more than a pipe takes
+def test_a_pipe_that_nobody_reads_stops_nothing(on_host: Checkout):
+    on_host.card("loud", "seq 40000\n" + GOOD)  # more than a pipe takes
     read, write = os.pipe()
-    started = checkout.start("--tags", "loud", "--live-output", stdout=write, stderr=write)
+    started = on_host.start("--tags", "loud", "--live-output", stdout=write, stderr=write)
     os.close(write)
     code = started.wait(timeout=240)
     os.close(read)
-    assert code == 0 and checkout.rows[0]["status"] == "SUCCESS"
+    assert code == 0 and on_host.rows[0]["status"] == "SUCCESS"
 
 
-@ON_THE_HOST
-def test_a_reader_that_went_away_stops_nothing(checkout: Checkout):
-    checkout.card("loud", "seq 40000\n" + GOOD)
-    command = f"{' '.join(checkout.command('run', '--runtime', checkout.runtime, '--tags', 'loud', '-l'))} | head -1"
-    subprocess.run(["bash", "-c", command], cwd=checkout.folder, env=checkout.env, timeout=240, capture_output=True)
-    assert checkout.rows[0]["status"] == "SUCCESS"
+def test_a_reader_that_went_away_stops_nothing(on_host: Checkout):
+    on_host.card("loud", "seq 40000\n" + GOOD)
+    command = f"{' '.join(on_host.command('run', '--runtime', on_host.runtime, '--tags', 'loud', '-l'))} | head -1"
+    subprocess.run(["bash", "-c", command], cwd=on_host.folder, env=on_host.env, timeout=240, capture_output=True)
+    assert on_host.rows[0]["status"] == "SUCCESS"
 
 
-def test_two_runs_in_one_folder_at_once_do_not_disturb_each_other(checkout: Checkout):
+def test_two_runs_in_one_folder_at_once_do_not_disturb_each_other(on_host: Checkout):
     """Both cards run in `run_directory` under MAD; the one that comes second gets a folder of its own."""
-    checkout.card("waits", "echo begun\nwhile [ ! -e ../go ]; do sleep 0.05; done\ncat mine\n")
-    checkout.card("quick", GOOD + "touch ../go\n")
-    (checkout.folder / "scripts/waits/mine").write_text("performance: 7 x\n")
-    first = checkout.start("--tags", "waits")
-    checkout.wait_for("begun")
-    second = checkout.run("--tags", "quick")
+    on_host.card("waits", "echo begun\nwhile [ ! -e ../go ]; do sleep 0.05; done\ncat mine\n")
+    on_host.card("quick", GOOD + "touch ../go\n")
+    (on_host.folder / "scripts/waits/mine").write_text("performance: 7 x\n")
+    first = on_host.start("--tags", "waits")
+    on_host.wait_for("begun")
+    second = on_host.run("--tags", "quick")
     out, _ = first.communicate(timeout=240)
     assert (second.returncode, first.returncode) == (0, 0), second.stdout + out
-    assert {row["model"]: row["performance"] for row in checkout.rows} == {"quick": "12.5", "waits": "7"}
-    assert not list(checkout.folder.glob("run_directory*"))
-    checkout.assert_nothing_left()
+    assert {row["model"]: row["performance"] for row in on_host.rows} == {"quick": "12.5", "waits": "7"}
+    assert not list(on_host.folder.glob("run_directory*"))
+    on_host.assert_nothing_left()
 
 
 @pytest.mark.engine

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.checkout import ON_THE_HOST, UNPROBED, Checkout
+from tests.engine.checkout import Checkout
 from tests.engine.own_python import USUAL, offer
 
 SECRET = "s3cret-word"
@@ -22,12 +22,6 @@ STAND_INS = {
     "rsync": 'echo "rsync $*"; for last; do :; done; echo 99 > "$last/n.txt"\n',
     "sshfs": f'test "$SSHPASS" = {SECRET} && echo "sshfs $*" && echo 98 > "$2/n.txt"\n',
 }
-
-
-@pytest.fixture
-def checkout(checkout: Checkout) -> Checkout:
-    checkout.words = UNPROBED
-    return checkout
 
 
 def write(folder: Path, name: str, table: object) -> None:
@@ -88,32 +82,28 @@ def test_minio_data_comes_from_the_bucket(checkout: Checkout, bucket: str) -> No
     assert assert_came(checkout, fetch(checkout, "minio", minio(bucket), "s3://sets/wiki"), "minio", "99")["data_size"]
 
 
-@ON_THE_HOST
 @pytest.mark.parametrize(("path", "number"), [("s3://sets/wiki/", "99"), ("sets/n.txt", "97"), ("s3://sets", "97")])
-def test_aws_data_is_a_folder_an_object_or_a_bucket(checkout: Checkout, bucket: str, path: str, number: str) -> None:
+def test_aws_data_is_a_folder_an_object_or_a_bucket(on_host: Checkout, bucket: str, path: str, number: str) -> None:
     service = {"MAD_AWS_S3": {"USERNAME": "reader", "PASSWORD": SECRET, "AWS_ENDPOINT_URL_S3": bucket}}
-    row = assert_came(checkout, fetch(checkout, "aws", service, path), "aws", number)
+    row = assert_came(on_host, fetch(on_host, "aws", service, path), "aws", number)
     assert row["data_size"]
 
 
-@ON_THE_HOST
-def test_a_path_that_is_not_there_is_the_reason(checkout: Checkout, bucket: str) -> None:
-    done = fetch(checkout, "minio", minio(bucket), "s3://sets/wik")
-    (record,) = checkout.records()
+def test_a_path_that_is_not_there_is_the_reason(on_host: Checkout, bucket: str) -> None:
+    done = fetch(on_host, "minio", minio(bucket), "s3://sets/wik")
+    (record,) = on_host.records()
     assert done.returncode == 3 and "'data' failed" in record["reason"]
     assert record["evidence"] == "s3://sets/wik is empty or not there"
 
 
-@ON_THE_HOST
-def test_a_mirror_keeps_what_was_fetched(checkout: Checkout, bucket: str) -> None:
-    done = fetch(checkout, "minio", minio(bucket), "s3://sets/wiki", "--force-mirror-local", "cache")
+def test_a_mirror_keeps_what_was_fetched(on_host: Checkout, bucket: str) -> None:
+    done = fetch(on_host, "minio", minio(bucket), "s3://sets/wiki", "--force-mirror-local", "cache")
     assert done.returncode == 0, done.stderr
-    assert (checkout.folder / "cache/wiki/n.txt").read_text() == "99\n"
+    assert (on_host.folder / "cache/wiki/n.txt").read_text() == "99\n"
 
 
-@ON_THE_HOST
-def test_a_store_that_does_not_answer_is_named(checkout: Checkout) -> None:
-    done = fetch(checkout, "minio", minio("http://127.0.0.1:9"), "s3://sets/wiki")
+def test_a_store_that_does_not_answer_is_named(on_host: Checkout) -> None:
+    done = fetch(on_host, "minio", minio("http://127.0.0.1:9"), "s3://sets/wiki")
     assert done.returncode == 3 and "127.0.0.1 cannot be reached" in done.stdout + done.stderr
 
 
@@ -153,14 +143,13 @@ def from_storage(checkout: Checkout, port: int, tools: dict[str, str], **fields:
     return checkout.run("--tags", "m", "-c", json.dumps(context))
 
 
-@ON_THE_HOST
-def test_a_storage_s_data_is_copied_to_its_mirror(checkout: Checkout, storage: int) -> None:
-    done = from_storage(checkout, storage, STAND_INS, mirrorlocal="cache")
-    row = assert_came(checkout, done, "nas", "99")
-    log = next(checkout.folder.glob("madlite_runs/*/run.log")).read_text()
+def test_a_storage_s_data_is_copied_to_its_mirror(on_host: Checkout, storage: int) -> None:
+    done = from_storage(on_host, storage, STAND_INS, mirrorlocal="cache")
+    row = assert_came(on_host, done, "nas", "99")
+    log = next(on_host.folder.glob("madlite_runs/*/run.log")).read_text()
     ssh = f"ssh -p {storage} -o StrictHostKeyChecking=accept-new"
     assert f"rsync -azs -e {ssh} -- reader@127.0.0.1:/sets/wiki/ " in log and row["data_size"] == ""
-    assert (checkout.folder / "cache/wiki/n.txt").read_text() == "99\n"
+    assert (on_host.folder / "cache/wiki/n.txt").read_text() == "99\n"
 
 
 def test_a_storage_s_data_is_mounted_where_nothing_keeps_it(checkout: Checkout, storage: int) -> None:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.engine.checkout import ON_THE_HOST, Checkout, end
+from tests.engine.checkout import Checkout, end
 from tests.factories import BASE_IMAGE
 
 SILENCE = ("--silence-limit", "4", "--start-silence-limit", "60")  # no shorter: a busy machine is late by seconds
@@ -41,25 +41,20 @@ def next_batch():
 STEP = r"\[rank\d+\] step:\s+(?P<n>\d+)\s+loss:\s+(?P<loss>\S+)\s+tps:\s+(?P<tokens_per_s_per_gpu>\S+)"
 
 
-@pytest.fixture
-def training(checkout: Checkout):
+def training(checkout: Checkout, body: str, *more: str) -> list[str]:
     """Write the training; return a command's arguments that run it."""
-
-    def write(body: str, *more: str) -> list[str]:
-        inside = str(checkout.folder) if checkout.runtime == "host" else "/myworkspace"
-        python = "python3" if checkout.runtime == "docker" else os.sys.executable
-        launcher = checkout.folder / "launcher"
-        launcher.write_text(LAUNCHER.format(python=python, folder=inside))
-        launcher.chmod(0o755)
-        (checkout.folder / "train.py").write_text(TRAIN + body)
-        recipe = {"script": "train.py", "step": STEP, "steps": 20, "nproc_per_node": 2}
-        card = {"name": "trains", "backend": "torchrun", "image": BASE_IMAGE, "n_gpus": "-1", "tags": []}
-        cards = [{**card, "runtimes": ["docker", "host"], "recipe": recipe}]
-        (checkout.folder / "models.json").write_text(json.dumps(cards))
-        given = ["--tags", "trains", "--gpu-vendor", "CPU", "--set", f"env.MADLITE_PYTHON={inside}/launcher"]
-        return [*given, *SILENCE, *more]
-
-    return write
+    inside = str(checkout.folder) if checkout.runtime == "host" else "/myworkspace"
+    python = "python3" if checkout.runtime == "docker" else os.sys.executable
+    launcher = checkout.folder / "launcher"
+    launcher.write_text(LAUNCHER.format(python=python, folder=inside))
+    launcher.chmod(0o755)
+    (checkout.folder / "train.py").write_text(TRAIN + body)
+    recipe = {"script": "train.py", "step": STEP, "steps": 20, "nproc_per_node": 2}
+    card = {"name": "trains", "backend": "torchrun", "image": BASE_IMAGE, "n_gpus": "-1", "tags": []}
+    cards = [{**card, "runtimes": ["docker", "host"], "recipe": recipe}]
+    (checkout.folder / "models.json").write_text(json.dumps(cards))
+    given = ["--tags", "trains", "--gpu-vendor", "CPU", "--set", f"env.MADLITE_PYTHON={inside}/launcher"]
+    return [*given, *SILENCE, *more]
 
 
 def evidence(checkout: Checkout, name: str) -> str:
@@ -70,8 +65,8 @@ def evidence(checkout: Checkout, name: str) -> str:
 HANGS = "for n in range(1, 11): step(n)\nall_reduce() if rank else next_batch()\n"
 
 
-def test_a_run_that_hangs_is_looked_at_stopped_and_says_where_its_ranks_are(checkout: Checkout, training):
-    done = checkout.run(*training(HANGS))
+def test_a_run_that_hangs_is_looked_at_stopped_and_says_where_its_ranks_are(checkout: Checkout):
+    done = checkout.run(*training(checkout, HANGS))
     (record,) = checkout.records()
     assert done.returncode == 3 and record["cause"] == "hang", done.stdout + done.stderr
     run_id = next(checkout.folder.glob("madlite_runs/*/hang")).parent.name
@@ -91,68 +86,64 @@ def test_a_run_that_hangs_is_looked_at_stopped_and_says_where_its_ranks_are(chec
     checkout.assert_nothing_left()
 
 
-@ON_THE_HOST
-def test_a_slow_step_is_none_that_hangs(checkout: Checkout, training):
+def test_a_slow_step_is_none_that_hangs(on_host: Checkout):
     body = "for n in range(1, 21):\n    step(n)\n    n == 12 and time.sleep(14)\n"
-    done = checkout.run(*training(body, "--silence-limit", "40"))
+    done = on_host.run(*training(on_host, body, "--silence-limit", "40"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"no step for 1\d s after step 12 \(median \S+ s\)", done.stdout)
-    assert not list(checkout.folder.glob("madlite_runs/*/hang"))
-    (stall,) = [text for text in checkout.records()[0]["findings"] if text.startswith("stalled")]
+    assert not list(on_host.folder.glob("madlite_runs/*/hang"))
+    (stall,) = [text for text in on_host.records()[0]["findings"] if text.startswith("stalled")]
     assert 14 <= int(re.fullmatch(r"stalled for (\d+) s before step 13 \(steps took \S+ s\)", stall)[1]) < 40
 
 
-@ON_THE_HOST
-def test_a_long_start_that_prints_is_none_that_hangs_and_one_that_does_not_is(checkout: Checkout, training):
+def test_a_long_start_that_prints_is_none_that_hangs_and_one_that_does_not_is(on_host: Checkout):
     begins = "for n in range(14):\n    time.sleep(0.5)\n    print('loading', n)\n"
-    done = checkout.run(*training(begins + "for n in range(1, 21): step(n)\n", "--start-silence-limit", "6"))
+    done = on_host.run(*training(on_host, begins + "for n in range(1, 21): step(n)\n", "--start-silence-limit", "6"))
     assert done.returncode == 0, done.stdout + done.stderr
-    checkout.run(*training("print('loading')\nall_reduce()\n", "--start-silence-limit", "6"))
-    last = checkout.records()[-1]
+    on_host.run(*training(on_host, "print('loading')\nall_reduce()\n", "--start-silence-limit", "6"))
+    last = on_host.records()[-1]
     assert last["cause"] == "hang" and "before the first step: hung; stacks in" in last["reason"]
-    assert "all_reduce (" in evidence(checkout, "stacks.txt")
+    assert "all_reduce (" in evidence(on_host, "stacks.txt")
 
 
-@ON_THE_HOST
-def test_processes_that_were_stopped_are_said_to_be(checkout: Checkout, training):
-    checkout.run(*training("for n in range(1, 11): step(n)\nos.kill(os.getpid(), 19)\n", "--set", "stop_grace_s=1"))
-    (record,) = checkout.records()
+def test_processes_that_were_stopped_are_said_to_be(on_host: Checkout):
+    on_host.run(
+        *training(on_host, "for n in range(1, 11): step(n)\nos.kill(os.getpid(), 19)\n", "--set", "stop_grace_s=1")
+    )
+    (record,) = on_host.records()
     assert record["cause"] == "hang" and "processes stopped by a signal or a debugger (pid " in record["reason"]
-    checkout.assert_nothing_left()
+    on_host.assert_nothing_left()
 
 
-@pytest.mark.parametrize("checkout", [pytest.param("host", marks=pytest.mark.host)], indirect=True)
-def test_ctrl_c_while_the_evidence_is_collected_wins(checkout: Checkout, training):
-    slow = checkout.folder / "slow"
+def test_ctrl_c_while_the_evidence_is_collected_wins(on_host: Checkout):
+    slow = on_host.folder / "slow"
     slow.mkdir()
     (slow / "py-spy").write_text(f"#!/bin/sh\ntouch '{slow}/asked'\nsleep 60\n")
     (slow / "py-spy").chmod(0o755)
-    checkout.env["PATH"] = f"{slow}:{checkout.env['PATH']}"
-    started = checkout.start(*training(HANGS))
+    on_host.env["PATH"] = f"{slow}:{on_host.env['PATH']}"
+    started = on_host.start(*training(on_host, HANGS))
     limit = time.monotonic() + 60
     while not (slow / "asked").exists() and time.monotonic() < limit:
         time.sleep(0.05)
     begun = time.monotonic()
     returned, out = end(started, signal.SIGINT)
     assert returned == 130 and time.monotonic() - begun < 30, out
-    assert checkout.records()[0]["cause"] == "interrupted"
-    checkout.assert_nothing_left()
+    assert on_host.records()[0]["cause"] == "interrupted"
+    on_host.assert_nothing_left()
     assert subprocess.run(["pgrep", "-f", str(slow)], check=False).returncode != 0, "no tool is left either"
 
 
-@ON_THE_HOST
-def test_a_script_of_a_card_may_be_silent_unless_it_is_asked_about(checkout: Checkout):
-    checkout.card("quiet", "echo begun\nsleep 4\necho 'performance: 7 x'\n")
-    checkout.card("silent", "echo begun\nsleep 300\n")
-    assert checkout.run("--tags", "quiet", "--start-silence-limit", "0").returncode == 0
-    done = checkout.run("--tags", "silent", "--silence-limit", "1", "--start-silence-limit", "60")
-    assert done.returncode == 3 and checkout.records()[-1]["cause"] == "hang"
-    assert "no output for " in checkout.records()[-1]["reason"]
-    assert checkout.records()[-1]["diagnosis"]["hint"] == "--silence-limit SECONDS waits longer"
+def test_a_script_of_a_card_may_be_silent_unless_it_is_asked_about(on_host: Checkout):
+    on_host.card("quiet", "echo begun\nsleep 4\necho 'performance: 7 x'\n")
+    on_host.card("silent", "echo begun\nsleep 300\n")
+    assert on_host.run("--tags", "quiet", "--start-silence-limit", "0").returncode == 0
+    done = on_host.run("--tags", "silent", "--silence-limit", "1", "--start-silence-limit", "60")
+    assert done.returncode == 3 and on_host.records()[-1]["cause"] == "hang"
+    assert "no output for " in on_host.records()[-1]["reason"]
+    assert on_host.records()[-1]["diagnosis"]["hint"] == "--silence-limit SECONDS waits longer"
 
 
-@ON_THE_HOST
-def test_the_hang_folder_is_none_that_a_workload_can_lead_elsewhere(checkout: Checkout, training, tmp_path):
+def test_the_hang_folder_is_none_that_a_workload_can_lead_elsewhere(on_host: Checkout, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     lead = f"""import glob
@@ -160,8 +151,8 @@ if rank == 0:
     (plan,) = glob.glob("madlite_runs/*/plan.json")
     os.symlink("{elsewhere}", os.path.join(os.path.dirname(plan), "hang"))
 """
-    checkout.run(*training(lead + HANGS))
-    assert checkout.records()[0]["cause"] == "hang" and not list(elsewhere.iterdir())
+    on_host.run(*training(on_host, lead + HANGS))
+    assert on_host.records()[0]["cause"] == "hang" and not list(elsewhere.iterdir())
 
 
 @pytest.mark.engine

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+from itertools import product, starmap
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -22,6 +23,7 @@ from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.engine.test_retry import checkout, kill  # noqa: F401 - a fixture
 from tests.engine.test_unfinished import Killed, kill_at, rows_of
 from tests.killing import KILL_AT
+from tests.tiers import every
 
 pytestmark = pytest.mark.host
 WAITS = """echo x >> ../count
@@ -120,17 +122,17 @@ def test_a_run_without_rows_gets_one_by_collect_alone(checkout):  # noqa: F811
     assert table(checkout, "perf.csv") == [("b", "SUCCESS"), ("a", "FAILURE")]
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "madlite.perfcsv.append._append",
-        "madlite.batch.collect.leave_entries",
-        "madlite.store.folder.RunFolder.write_record",
-        "madlite.store.folder.RunFolder.end_journal",
-        "madlite.batch.collect.remove_run_files",
-    ],
+KILLED_AT = (
+    "madlite.perfcsv.append._append",
+    "madlite.batch.collect.leave_entries",
+    "madlite.store.folder.RunFolder.write_record",
+    "madlite.store.folder.RunFolder.end_journal",
+    "madlite.batch.collect.remove_run_files",
 )
-@pytest.mark.parametrize("moment", ["before", "after"])
+
+
+# before one and after the next: what is between two of them is one moment
+@pytest.mark.parametrize(("target", "moment"), every(starmap(pytest.param, product(KILLED_AT, ["before", "after"])), 3))
 def test_a_kill_while_the_row_is_written_neither_loses_nor_doubles_it(killed, target, moment):
     done = killed.madlite("clean", "--yes", first=(KILL_AT, target, moment))
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr

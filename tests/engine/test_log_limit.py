@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .checkout import ON_THE_HOST, Checkout, end
+from .checkout import Checkout, end
 
 # ten megabytes of numbered lines, the result in the middle of what is not kept
 TALKS = """
@@ -27,12 +27,11 @@ def log_of(checkout: Checkout) -> Path:
     return log
 
 
-@ON_THE_HOST
-def test_ten_megabytes_leave_64_kib_and_the_number(checkout: Checkout) -> None:
-    checkout.card("talks", TALKS)
-    done = checkout.run("--tags", "talks", "--log-limit", "64K", "--add-column", "notes")
+def test_ten_megabytes_leave_64_kib_and_the_number(on_host: Checkout) -> None:
+    on_host.card("talks", TALKS)
+    done = on_host.run("--tags", "talks", "--log-limit", "64K", "--add-column", "notes")
     assert done.returncode == 0, done.stdout + done.stderr
-    log = log_of(checkout)
+    log = log_of(on_host)
     text = log.read_text()
     assert log.stat().st_size <= 64 << 10 and "line 0000001 of" in text and "line 0210000 of" in text
     (left_out,) = LEFT_OUT.findall(text)
@@ -40,20 +39,20 @@ def test_ten_megabytes_leave_64_kib_and_the_number(checkout: Checkout) -> None:
     assert whole < log.stat().st_size + int(left_out) < whole + 10_000, "madlite's own lines are in the log too"
     note = f"{int(left_out):,} bytes between them are left out (--log-limit 64K)"
     assert note in done.stdout
-    (record,) = checkout.records()
+    (record,) = on_host.records()
     assert any(note in finding for finding in record["findings"])
     assert record["log_limit_bytes"] == 64 << 10 and record["origins"]["log_limit"] == "--log-limit"
     assert json.loads((log.parent / "plan.json").read_text())["log_limit_bytes"] == 64 << 10
-    (row,) = checkout.rows
+    (row,) = on_host.rows
     assert (row["performance"], row["metric"], row["status"]) == ("42", "tokens/s", "SUCCESS")
     assert note in row["notes"]
-    (live,) = checkout.folder.glob("*.run.live.log")
+    (live,) = on_host.folder.glob("*.run.live.log")
     assert live.stat().st_size <= 64 << 10 and len(LEFT_OUT.findall(live.read_text())) == 1
     assert live.read_text().endswith("\ntalks performance is 42 tokens/s\n") and "performance is" not in text
-    assert not list(checkout.folder.glob("**/.*tail-*"))
-    words = checkout.madlite("reproduce", "last").stdout
+    assert not list(on_host.folder.glob("**/.*tail-*"))
+    words = on_host.madlite("reproduce", "last").stdout
     assert "--log-limit 64K" in words
-    assert checkout.madlite("log", "last", "--raw").stdout == text
+    assert on_host.madlite("log", "last", "--raw").stdout == text
 
 
 @pytest.mark.host

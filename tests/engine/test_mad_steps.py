@@ -12,28 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.checkout import UNPROBED, Checkout
+from tests.engine.checkout import IN_CONTAINERS, Checkout
 from tests.engine.guarded_repository import Repository, guarded_repository
 from tests.engine.own_python import USUAL
 
 # on the host they differ little: make test takes containers alone
-pytestmark = pytest.mark.parametrize(
-    "checkout",
-    [
-        pytest.param("docker", marks=pytest.mark.engine),
-        pytest.param("host", marks=[pytest.mark.host, pytest.mark.full]),
-    ],
-    indirect=True,
-)
 
 LOGS = Path(__file__).parents[1] / "data/logs"
 RESULT = 'echo "performance: 5 x"\n'
-
-
-@pytest.fixture
-def checkout(checkout: Checkout) -> Checkout:
-    checkout.words = UNPROBED
-    return checkout
 
 
 def write(folder: Path, name: str, text: str) -> None:
@@ -45,6 +31,7 @@ def data_json(checkout: Checkout, table: object) -> None:
     write(checkout.folder, "data.json", json.dumps(table))
 
 
+@IN_CONTAINERS
 def test_local_data(checkout: Checkout) -> None:
     write(checkout.folder, "sets/wiki/n.txt", "77\n")
     data_json(checkout, {"wiki": {"local": {"path": "sets/wiki"}}})
@@ -58,6 +45,7 @@ def test_local_data(checkout: Checkout) -> None:
         assert not (checkout.folder / "sets/wiki/own").exists(), "it is mounted read-only"
 
 
+@IN_CONTAINERS
 def test_custom_data_is_fetched_before_the_script(checkout: Checkout) -> None:
     write(checkout.folder, "fetch.sh", 'head -c 3000000 /dev/zero > big; echo "$1" > n.txt\n')
     data_json(checkout, {"wiki": {"custom": {"path": "fetch.sh", "args": "42"}}})
@@ -70,6 +58,7 @@ def test_custom_data_is_fetched_before_the_script(checkout: Checkout) -> None:
     checkout.assert_nothing_left()
 
 
+@IN_CONTAINERS
 def test_a_fetch_that_fails_is_the_reason(checkout: Checkout) -> None:
     write(checkout.folder, "fetch.sh", "echo no such bucket >&2; exit 7\n")
     data_json(checkout, {"wiki": {"custom": {"path": "fetch.sh"}}})
@@ -82,28 +71,29 @@ def test_a_fetch_that_fails_is_the_reason(checkout: Checkout) -> None:
     assert not (checkout.folder / "ran").exists()
 
 
-def test_a_set_nobody_knows_is_a_row_and_a_missing_folder_is_a_note(checkout: Checkout) -> None:
-    data_json(checkout, {"gone": {"local": {"path": "/nowhere"}}})
-    checkout.card("unknown", RESULT, data="other")
-    checkout.card("without", RESULT, data="gone")
-    done = checkout.run("--tags", "unknown", "without")
-    unknown, without = checkout.rows
+def test_a_set_nobody_knows_is_a_row_and_a_missing_folder_is_a_note(on_host: Checkout) -> None:
+    data_json(on_host, {"gone": {"local": {"path": "/nowhere"}}})
+    on_host.card("unknown", RESULT, data="other")
+    on_host.card("without", RESULT, data="gone")
+    done = on_host.run("--tags", "unknown", "without")
+    unknown, without = on_host.rows
     assert (unknown["status"], without["status"], without["dataname"]) == ("FAILURE", "SUCCESS", "")
     assert done.returncode == 3 and "data set 'other'" in done.stderr + done.stdout
     assert "/nowhere is not on this machine" in done.stderr + done.stdout
 
 
-def test_of_several_data_sets_the_row_tells_of_the_last(checkout: Checkout) -> None:
-    write(checkout.folder, "fetch.sh", "head -c 3000000 /dev/zero > big\n")
-    write(checkout.folder, "here/n.txt", "1\n")
-    data_json(checkout, {"far": {"custom": {"path": "fetch.sh"}}, "near": {"local": {"path": "here"}}})
-    checkout.card("m", 'echo "$MAD_DATAHOME"\n' + RESULT, data="far,near")
-    done = checkout.run("--tags", "m", "-c", '{"multi_node_args": {"NNODES": 2, "NODE_RANK": 1}}')
-    (row,) = checkout.rows
+def test_of_several_data_sets_the_row_tells_of_the_last(on_host: Checkout) -> None:
+    write(on_host.folder, "fetch.sh", "head -c 3000000 /dev/zero > big\n")
+    write(on_host.folder, "here/n.txt", "1\n")
+    data_json(on_host, {"far": {"custom": {"path": "fetch.sh"}}, "near": {"local": {"path": "here"}}})
+    on_host.card("m", 'echo "$MAD_DATAHOME"\n' + RESULT, data="far,near")
+    done = on_host.run("--tags", "m", "-c", '{"multi_node_args": {"NNODES": 2, "NODE_RANK": 1}}')
+    (row,) = on_host.rows
     assert [row["dataname"], row["data_size"], row["data_download_duration"]] == ["near", "", "0"]
     assert (done.returncode, row["nnodes"]) == (0, "2"), "a node of several says so in its row"
 
 
+@IN_CONTAINERS
 def test_scripts_before_and_after_the_model(checkout: Checkout) -> None:
     write(checkout.folder, "own/say.sh", 'echo "$1 in $(basename "$PWD")" >> ../order; ls run.sh 2>/dev/null; true\n')
     checkout.card("m", "echo model >> ../order\n" + RESULT)
@@ -116,18 +106,19 @@ def test_scripts_before_and_after_the_model(checkout: Checkout) -> None:
     assert not (checkout.folder / "run_directory").exists()
 
 
-def test_a_script_that_fails_fails_the_run_and_one_that_is_not_there_is_refused(checkout: Checkout) -> None:
-    write(checkout.folder, "bad.sh", "echo went wrong; exit 9\n")
-    checkout.card("m", RESULT)
+def test_a_script_that_fails_fails_the_run_and_one_that_is_not_there_is_refused(on_host: Checkout) -> None:
+    write(on_host.folder, "bad.sh", "echo went wrong; exit 9\n")
+    on_host.card("m", RESULT)
     for key in ("pre_scripts", "post_scripts"):
-        assert checkout.run("--tags", "m", "-c", json.dumps({key: [{"path": "bad.sh"}]})).returncode == 3
-    assert [(row["status"], row["performance"]) for row in checkout.rows] == [("FAILURE", "")] * 2
-    for record, kind in zip(checkout.records(), ("pre", "post"), strict=True):
+        assert on_host.run("--tags", "m", "-c", json.dumps({key: [{"path": "bad.sh"}]})).returncode == 3
+    assert [(row["status"], row["performance"]) for row in on_host.rows] == [("FAILURE", "")] * 2
+    for record, kind in zip(on_host.records(), ("pre", "post"), strict=True):
         assert f"'{kind}' failed (exit code 9)" in record["reason"] and record["evidence"] == "went wrong"
-    done = checkout.run("--tags", "m", "-c", '{"pre_scripts": [{"path": "own/nowhere.sh"}]}')
+    done = on_host.run("--tags", "m", "-c", '{"pre_scripts": [{"path": "own/nowhere.sh"}]}')
     assert done.returncode == 4 and "pre_scripts names own/nowhere.sh" in done.stderr
 
 
+@IN_CONTAINERS
 def test_logs_have_the_names_of_both_madengines_and_files_for_the_workspace_are_handed_up(checkout: Checkout) -> None:
     script = "for name in a_profiler_output b_output c_trace library_trace other; do echo 1 > $name.csv; done\n"
     checkout.card("m", f"echo hello\n{script}{RESULT}")
@@ -148,6 +139,7 @@ def test_logs_have_the_names_of_both_madengines_and_files_for_the_workspace_are_
     assert {name for name in left if not name.startswith("perf_")} == wanted
 
 
+@IN_CONTAINERS
 def test_live_logs_have_what_scripts_grep_and_read_as_the_run_did(checkout: Checkout) -> None:
     """A real torchtitan log; a live log that is read again says no more than what the workload printed."""
     (log,) = LOGS.glob("torchtitan-0.2.2-debugmodel-cpu-1rank.log")
@@ -184,16 +176,16 @@ def test_live_logs_have_what_scripts_grep_and_read_as_the_run_did(checkout: Chec
         assert of_live[0] == of_run
 
 
-def test_a_script_that_failed_has_no_result_in_its_live_log(checkout: Checkout) -> None:
-    checkout.card("m", RESULT + "exit 5\n")
-    checkout.card("none", "true\n")
-    assert checkout.run("--tags", "m", "none").returncode == 3
-    name = "base" if checkout.runtime == "docker" else "host"
-    failed, empty = ((checkout.folder / f"{card}_{name}.run.live.log").read_text() for card in ("m", "none"))
+def test_a_script_that_failed_has_no_result_in_its_live_log(on_host: Checkout) -> None:
+    on_host.card("m", RESULT + "exit 5\n")
+    on_host.card("none", "true\n")
+    assert on_host.run("--tags", "m", "none").returncode == 3
+    failed, empty = ((on_host.folder / f"{card}_host.run.live.log").read_text() for card in ("m", "none"))
     assert "Test Duration" not in failed and "Status: " not in failed and "performance is" not in failed
     assert "Status: FAILURE (no performance metrics)\nnone performance is None None\n" in empty
 
 
+@IN_CONTAINERS
 def test_a_profiler_wraps_the_model_and_its_result_is_in_the_working_folder(checkout: Checkout) -> None:
     """With a stand-in for rocprofv3 that a pre-script puts into the image's path."""
     stub = (
@@ -224,6 +216,7 @@ def guarded(tmp_path: Path) -> Iterator[Repository]:
         yield repository
 
 
+@IN_CONTAINERS
 def test_a_private_repository_is_cloned_with_the_cards_credential(checkout: Checkout, guarded: Repository) -> None:
     checkout.card("m", 'echo "performance: $(cat data.txt) x"\n', url=guarded.url, cred="GIT")
     table = {"GIT": {"username": "ada", "password": "l0velace-pw"}}
@@ -241,19 +234,20 @@ def test_a_private_repository_is_cloned_with_the_cards_credential(checkout: Chec
     assert "Authentication failed" in failed["evidence"]
 
 
-def test_model_dir_brings_a_checkout_into_the_working_folder(checkout: Checkout, tmp_path: Path) -> None:
-    checkout.card("m", RESULT)
+def test_model_dir_brings_a_checkout_into_the_working_folder(on_host: Checkout, tmp_path: Path) -> None:
+    on_host.card("m", RESULT)
     here = tmp_path / "here"
     here.mkdir()
-    command = [*checkout.command("run", "--runtime", checkout.runtime, "--tags", "m")]
-    env = {**checkout.env, "MODEL_DIR": os.path.relpath(checkout.folder, here)}
+    command = [*on_host.command("run", "--runtime", on_host.runtime, "--tags", "m")]
+    env = {**on_host.env, "MODEL_DIR": os.path.relpath(on_host.folder, here)}
     dry = subprocess.run([*command, "--dry-run"], cwd=here, env=env, capture_output=True, text=True)
     assert dry.returncode == 0 and list(here.iterdir()) == [], dry.stderr
     done = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (here / "perf.csv").exists() and not (checkout.folder / "perf.csv").exists()
+    assert (here / "perf.csv").exists() and not (on_host.folder / "perf.csv").exists()
 
 
+@IN_CONTAINERS
 def test_what_a_killed_run_left_running_is_no_result_of_the_next(checkout: Checkout) -> None:
     late = (
         "echo training begun; until [ -e ../second ]; do sleep 0.1; done\n"
@@ -273,19 +267,20 @@ def test_what_a_killed_run_left_running_is_no_result_of_the_next(checkout: Check
     checkout.assert_nothing_left()
 
 
-def test_a_results_file_cannot_have_another_files_name(checkout: Checkout) -> None:
-    checkout.card("good", RESULT)
+def test_a_results_file_cannot_have_another_files_name(on_host: Checkout) -> None:
+    on_host.card("good", RESULT)
     names = ("perf.csv", "perf_super.csv", "models.json", "../up.csv")
     for n, name in enumerate(names):
         script = "printf 'model,performance,metric\\na,1,x\\n' > perf.csv\n"
-        checkout.card(f"m{n}", script, multiple_results=name)
-    before = (checkout.folder / "models.json").read_bytes()
-    done = checkout.run("--tags", "t")
-    assert done.returncode == 3 and [row["status"] for row in checkout.rows] == ["SUCCESS", *["FAILURE"] * len(names)]
+        on_host.card(f"m{n}", script, multiple_results=name)
+    before = (on_host.folder / "models.json").read_bytes()
+    done = on_host.run("--tags", "t")
+    assert done.returncode == 3 and [row["status"] for row in on_host.rows] == ["SUCCESS", *["FAILURE"] * len(names)]
     assert [name for name in names if f"leaves its results in {name}" not in done.stdout] == []
-    assert (checkout.folder / "models.json").read_bytes() == before
+    assert (on_host.folder / "models.json").read_bytes() == before
 
 
+@IN_CONTAINERS
 def test_a_snapshot_of_the_environment_shows_no_secret(checkout: Checkout) -> None:
     write(checkout.folder, "credential.json", json.dumps({"PIN": {"user": "ada", "number": "4711-8899"}}))
     checkout.card("m", 'echo "$PIN_NUMBER" | wc -c\n' + RESULT, cred="PIN")
@@ -297,20 +292,18 @@ def test_a_snapshot_of_the_environment_shows_no_secret(checkout: Checkout) -> No
     assert kept and not [path for path in kept if b"4711-8899" in path.read_bytes()]
 
 
-def test_a_token_among_the_args_is_masked_everywhere(checkout: Checkout) -> None:
-    checkout.card(
-        "m", 'echo "args $*"\n' + RESULT, args="--moe-token-dispatcher-type alltoall --hf_token hf_TOPSECRET1"
-    )
-    done = checkout.run("--tags", "m:api_key=another-secret")
-    (row,) = checkout.rows
+def test_a_token_among_the_args_is_masked_everywhere(on_host: Checkout) -> None:
+    on_host.card("m", 'echo "args $*"\n' + RESULT, args="--moe-token-dispatcher-type alltoall --hf_token hf_TOPSECRET1")
+    done = on_host.run("--tags", "m:api_key=another-secret")
+    (row,) = on_host.rows
     assert row["args"] == "--moe-token-dispatcher-type alltoall --hf_token *** --api_key ***"
-    texts = [path.read_bytes() for path in checkout.folder.rglob("*") if path.is_file() and path.name != "models.json"]
+    texts = [path.read_bytes() for path in on_host.folder.rglob("*") if path.is_file() and path.name != "models.json"]
     for secret in (b"hf_TOPSECRET1", b"another-secret"):
         assert not [text for text in texts if secret in text] and secret.decode() not in done.stdout + done.stderr
 
 
-def test_what_is_meant_for_other_machines_is_not_run_here(checkout: Checkout) -> None:
-    checkout.card("m", RESULT)
+def test_what_is_meant_for_other_machines_is_not_run_here(on_host: Checkout) -> None:
+    on_host.card("m", RESULT)
     for context, said, hint in (
         ('{"deploy": {"namespace": "a"}}', "asks for other machines", "--cluster NAME"),
         ('{"deploy": "elsewhere"}', "asks for other machines", "--cluster NAME sends runs to those"),
@@ -320,6 +313,6 @@ def test_what_is_meant_for_other_machines_is_not_run_here(checkout: Checkout) ->
             "add --cluster NAME, or salloc -N2 madlite run",
         ),
     ):
-        done = checkout.run("--tags", "m", "-c", context)
+        done = on_host.run("--tags", "m", "-c", context)
         assert done.returncode == 4 and said in done.stderr and hint in done.stderr and "warning" not in done.stderr
-    assert not (checkout.folder / "perf.csv").exists()
+    assert not (on_host.folder / "perf.csv").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.engine.checkout import ON_THE_HOST, Checkout
+from tests.engine.checkout import Checkout
 
 SECRET = "of-the-host-alone"
 GOOD = 'echo "performance: 12.5 tokens_per_second"\n'
@@ -33,16 +33,15 @@ def test_a_link_laid_in_place_of_a_config_brings_nothing_of_the_host_into_a_file
     assert_hidden(checkout, run)
 
 
-@ON_THE_HOST
-def test_pipes_and_devices_in_place_of_settings_stop_the_next_command_with_a_sentence(checkout: Checkout):
+def test_pipes_and_devices_in_place_of_settings_stop_the_next_command_with_a_sentence(on_host: Checkout):
     device = 'mknod "$up/data.json" c 1 5 2>/dev/null || ln -sfn /dev/zero "$up/data.json"\n'
     plant = 'up=$(readlink -f ..)\nrm "$up/models.json"\nmkfifo "$up/credential.json" "$up/models.json"\n' + device
-    checkout.card("a", plant + GOOD)
-    assert checkout.run("--tags", "a").returncode == 0
+    on_host.card("a", plant + GOOD)
+    assert on_host.run("--tags", "a").returncode == 0
     for name in ("models.json", "credential.json", "data.json"):  # in the order in which they are read
-        told = checkout.madlite("explain", "--runtime", checkout.runtime, "--tags", "a")
+        told = on_host.madlite("explain", "--runtime", on_host.runtime, "--tags", "a")
         assert told.returncode == 4 and f"{name} cannot be read: it is a" in told.stderr, told.stderr
-        (checkout.folder / name).unlink()
+        (on_host.folder / name).unlink()
         if name == "models.json":
-            (checkout.folder / name).write_text(json.dumps(checkout.cards))
-    assert checkout.madlite("explain", "--runtime", checkout.runtime, "--tags", "a").returncode == 0
+            (on_host.folder / name).write_text(json.dumps(on_host.cards))
+    assert on_host.madlite("explain", "--runtime", on_host.runtime, "--tags", "a").returncode == 0

@@ -14,7 +14,7 @@ from madlite.backends.loader import Plugins
 from madlite.errors import RuntimeProblem
 from madlite.machine.host import Host
 from madlite.machine.processes import run_processes
-from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status, Traits
+from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime, HostSession
 from madlite.run import probe_inside
@@ -25,7 +25,6 @@ from tests.rows import each_row
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 ENDED = Exit(code=0, duration_s=0.1)
-IN_CONTAINER = Traits(containerised=True)
 
 
 class FakeSession:

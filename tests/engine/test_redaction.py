@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.engine.checkout import ON_THE_HOST, Checkout
+from tests.engine.checkout import Checkout
 
 GOOD = 'echo "performance: 12.5 tokens_per_second"\n'
 TOKEN = "hf_AbCd/Ef+01 23xyz"
@@ -49,48 +49,43 @@ def test_a_token_under_another_name_and_in_a_tag(checkout: Checkout):
     assert plan["env"]["URL"] == "https://u:***@h" and plan["args"].strip() == "--token '***'"
 
 
-@ON_THE_HOST
-def test_a_token_that_is_no_text(checkout: Checkout):
-    checkout.card("odd", 'printf "%s\\n" "$HF_TOKEN"\n' + GOOD)
-    checkout.env["HF_TOKEN"] = "hf_\udcff\udcfehush"
-    runs = list(every_command(checkout, "--tags", "odd"))
+def test_a_token_that_is_no_text(on_host: Checkout):
+    on_host.card("odd", 'printf "%s\\n" "$HF_TOKEN"\n' + GOOD)
+    on_host.env["HF_TOKEN"] = "hf_\udcff\udcfehush"
+    runs = list(every_command(on_host, "--tags", "odd"))
     assert [run.returncode for run in runs] == [0] * 5, [run.stderr for run in runs]
-    assert_hidden(checkout, ["hush"], *runs)
+    assert_hidden(on_host, ["hush"], *runs)
 
 
-@ON_THE_HOST
-def test_a_number_of_the_environment_is_not_masked_out_of_a_result(checkout: Checkout):
-    checkout.card("fast", 'echo "performance: 131072 tok/s"\n')
-    done = checkout.run("--tags", "fast", env={"MAX_NUM_BATCHED_TOKENS": "131072", "MAX_TOKEN": "131072"})
-    assert done.returncode == 0 and checkout.rows[0]["performance"] == "131072"
+def test_a_number_of_the_environment_is_not_masked_out_of_a_result(on_host: Checkout):
+    on_host.card("fast", 'echo "performance: 131072 tok/s"\n')
+    done = on_host.run("--tags", "fast", env={"MAX_NUM_BATCHED_TOKENS": "131072", "MAX_TOKEN": "131072"})
+    assert done.returncode == 0 and on_host.rows[0]["performance"] == "131072"
 
 
-@ON_THE_HOST
-def test_a_user_name_is_shown_and_a_password_is_not(checkout: Checkout):
-    (checkout.folder / "credential.json").write_text('{"MINI": {"username": "step", "password": "/hush/hush"}}')
-    checkout.card("login", 'echo "$MINI_USERNAME 1: $MINI_PASSWORD"\n' + GOOD, cred="MINI")
-    runs = list(every_command(checkout, "--tags", "login"))
+def test_a_user_name_is_shown_and_a_password_is_not(on_host: Checkout):
+    (on_host.folder / "credential.json").write_text('{"MINI": {"username": "step", "password": "/hush/hush"}}')
+    on_host.card("login", 'echo "$MINI_USERNAME 1: $MINI_PASSWORD"\n' + GOOD, cred="MINI")
+    runs = list(every_command(on_host, "--tags", "login"))
     assert "step 1: ***" in runs[0].stdout
-    assert_hidden(checkout, ["/hush/hush"], *runs, but=["credential.json"])
+    assert_hidden(on_host, ["/hush/hush"], *runs, but=["credential.json"])
 
 
-@ON_THE_HOST
-def test_a_result_that_quotes_a_secret(checkout: Checkout):
-    checkout.env["HF_TOKEN"] = TOKEN
+def test_a_result_that_quotes_a_secret(on_host: Checkout):
+    on_host.env["HF_TOKEN"] = TOKEN
     script = 'printf "model,performance,metric,note\\n$HF_TOKEN,5,tok/s,x $HF_TOKEN\\n" > ../r.csv\n'
-    checkout.card("quoting", script, multiple_results="r.csv")
-    done = checkout.run("--tags", "quoting")
-    assert_hidden(checkout, [TOKEN], done, but=["r.csv"])
-    assert checkout.rows[0]["model"] == "quoting_***" and checkout.rows[0]["performance"] == "5"
+    on_host.card("quoting", script, multiple_results="r.csv")
+    done = on_host.run("--tags", "quoting")
+    assert_hidden(on_host, [TOKEN], done, but=["r.csv"])
+    assert on_host.rows[0]["model"] == "quoting_***" and on_host.rows[0]["performance"] == "5"
 
 
-@ON_THE_HOST
-def test_a_failure_that_quotes_a_secret(checkout: Checkout):
-    checkout.env["HF_TOKEN"] = TOKEN
-    checkout.card("failing", 'echo "ValueError: bad token $HF_TOKEN" >&2\nexit 1\n')
-    done = checkout.run("--tags", "failing")
+def test_a_failure_that_quotes_a_secret(on_host: Checkout):
+    on_host.env["HF_TOKEN"] = TOKEN
+    on_host.card("failing", 'echo "ValueError: bad token $HF_TOKEN" >&2\nexit 1\n')
+    done = on_host.run("--tags", "failing")
     assert done.returncode == 3 and "bad token ***" in done.stdout
-    assert_hidden(checkout, [TOKEN], done)
+    assert_hidden(on_host, [TOKEN], done)
 
 
 @in_containers
@@ -127,17 +122,16 @@ def test_secrets_of_docker_options(checkout: Checkout):
     assert_hidden(checkout, secrets, *runs, but=["env.list", "models.json"])
 
 
-@ON_THE_HOST
-def test_a_result_that_holds_the_text_of_a_secret_is_read_as_it_is(checkout: Checkout):
-    checkout.card("plain", 'echo "performance: 14164 tok/s"\n', training_precision="bf16")
+def test_a_result_that_holds_the_text_of_a_secret_is_read_as_it_is(on_host: Checkout):
+    on_host.card("plain", 'echo "performance: 14164 tok/s"\n', training_precision="bf16")
     secrets = {
         "POSTGRES_PASSWORD": "14164",
         "MAD_SECRETS_A": "SUCCESS",
         "MAD_SECRETS_B": "plain",
         "MAD_SECRETS_C": "bf16",
     }
-    done = checkout.run("--tags", "plain", env=secrets)
-    (row,) = checkout.rows
+    done = on_host.run("--tags", "plain", env=secrets)
+    (row,) = on_host.rows
     assert done.returncode == 0
     assert [row[name] for name in ("model", "performance", "status", "training_precision")] == [
         "plain",
@@ -145,4 +139,4 @@ def test_a_result_that_holds_the_text_of_a_secret_is_read_as_it_is(checkout: Che
         "SUCCESS",
         "bf16",
     ]
-    assert "14164" not in next(checkout.folder.glob("madlite_runs/*/run.log")).read_text()
+    assert "14164" not in next(on_host.folder.glob("madlite_runs/*/run.log")).read_text()

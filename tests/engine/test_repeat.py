@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.engine.checkout import UNPROBED, Checkout, end
+from tests.engine.checkout import Checkout, end
 from tests.engine_fixture import remove_built
 
 # prints what the cache has, leaves a kernel of its own in it, and a number that grows with each run of the folder
@@ -25,15 +25,7 @@ THIRD_WAITS = COUNTS + '[ "$(wc -l < ../count)" = 3 ] && echo begun $$ && sleep 
 @pytest.fixture
 def checkout(checkout: Checkout) -> Checkout:
     checkout.name_dockerfile(f"own{os.getpid()}")
-    checkout.words = UNPROBED
     return checkout
-
-
-@pytest.fixture
-def on_host(tmp_path) -> Checkout:
-    made = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
-    made.words = UNPROBED
-    return made
 
 
 def records(checkout: Checkout) -> list[dict]:
@@ -112,7 +104,6 @@ def test_a_manifest_is_repeated_and_an_image_is_built_anew_once(tmp_path, engine
         remove_built(engine, tmp_path)
 
 
-@pytest.mark.host
 def test_a_warm_up_that_fails_ends_the_study_with_its_cause(on_host: Checkout):
     on_host.card("one", COUNTS)
     on_host.card("two", "echo no; exit 7\n")
@@ -126,7 +117,6 @@ def test_a_warm_up_that_fails_ends_the_study_with_its_cause(on_host: Checkout):
     assert "the warm-up failed: two; nothing was repeated" in on_host.madlite("runs", "--of", "last").stdout
 
 
-@pytest.mark.host
 def test_a_point_of_a_sweep_whose_warm_up_fails_is_left_out_and_the_others_are_repeated(on_host: Checkout):
     on_host.card("one", '[ "$A" = 2 ] && [ ! -e ../mended ] && exit 4; echo "performance: $A samples/s"\n')
     words = ("--tags", "one", "--sweep", "env.A=1,2,3", "--repeat", "2", "--summary-output", "summary.json")
@@ -147,7 +137,6 @@ def test_a_point_of_a_sweep_whose_warm_up_fails_is_left_out_and_the_others_are_r
     assert sorted(row["performance"] for row in on_host.rows) == ["1", "1", "2", "2", "3", "3"]
 
 
-@pytest.mark.host
 def test_a_run_that_fails_is_counted_and_the_others_go_on(on_host: Checkout):
     on_host.card("one", COUNTS + '[ "$(wc -l < ../count)" != 3 ] || exit 7\n')
     done = on_host.run("--tags", "one", "--repeat", "3")
@@ -157,7 +146,6 @@ def test_a_run_that_fails_is_counted_and_the_others_go_on(on_host: Checkout):
     assert "mean 3 (2 runs are too few for an interval" in done.stdout, "of 2 and 4"
 
 
-@pytest.mark.host
 def test_ctrl_c_ends_the_study_with_the_statistics_of_what_is_done(on_host: Checkout):
     on_host.card("one", THIRD_WAITS)
     started = on_host.start("--tags", "one", "--repeat", "4")
@@ -171,7 +159,6 @@ def test_ctrl_c_ends_the_study_with_the_statistics_of_what_is_done(on_host: Chec
     on_host.assert_nothing_left()
 
 
-@pytest.mark.host
 def test_a_kill_loses_no_row_and_clean_removes_the_caches(on_host: Checkout):
     on_host.card("one", THIRD_WAITS)
     started = on_host.start("--tags", "one", "--repeat", "3")
@@ -190,7 +177,6 @@ def test_a_kill_loses_no_row_and_clean_removes_the_caches(on_host: Checkout):
     on_host.assert_nothing_left()
 
 
-@pytest.mark.host
 def test_a_plan_file_is_repeated_too_and_a_dry_run_touches_nothing(on_host: Checkout):
     on_host.card("one", COUNTS)
     assert on_host.madlite("plan", "--tags", "one", "--runtime", "host", "-o", "one.json").returncode == 0
@@ -202,7 +188,6 @@ def test_a_plan_file_is_repeated_too_and_a_dry_run_touches_nothing(on_host: Chec
     assert "/caches/series-1/inductor" in dry.stdout and sorted(on_host.folder.glob("madlite_runs/*")) == before
 
 
-@pytest.mark.host
 def test_what_does_not_go_together_is_refused_in_a_sentence(on_host: Checkout):
     on_host.card("one", COUNTS)
     for words, said in {
@@ -219,7 +204,6 @@ def test_what_does_not_go_together_is_refused_in_a_sentence(on_host: Checkout):
     assert not (on_host.folder / "madlite_runs").exists()
 
 
-@pytest.mark.host
 def test_a_run_by_itself_says_that_it_has_the_user_s_caches_and_settles_where_it_can(on_host: Checkout):
     on_host.card("one", "echo performance: 1 x\n")
     done = on_host.run("--tags", "one", "--settle")

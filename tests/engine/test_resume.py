@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
+from itertools import product, starmap
 
 import pytest
 
 from tests.engine.checkout import Checkout, end
 from tests.engine.test_retry import HUB, LONG, checkout, is_set_aside, kill, rows_of, superset_of  # noqa: F401
 from tests.killing import KILL_AT
+from tests.tiers import every, first_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
@@ -82,6 +84,7 @@ def test_a_batch_that_was_interrupted_goes_on(three):
     assert batch_files(three) == []
 
 
+@pytest.mark.full
 def test_a_run_that_failed_by_itself_is_finished(three):
     three.card("bad", "exit 7\n")
     three.cards.insert(0, three.cards.pop())
@@ -95,7 +98,8 @@ def test_a_run_that_failed_by_itself_is_finished(three):
 
 
 @pytest.mark.parametrize(
-    ("tags", "left_out", "again"), [("a,b,c", "--set env.L=1", "a b c"), ("a", "--sweep env.L=1,1e0,1.0", "--tags a")]
+    ("tags", "left_out", "again"),
+    first_of([("a,b,c", "--set env.L=1", "a b c"), pytest.param("a", "--sweep env.L=1,1e0,1.0", "--tags a")], 1),
 )
 def test_options_that_are_left_out_are_those_of_the_batch(three, tags, left_out, again):
     started = three.start("--tags", tags, *left_out.split())
@@ -157,13 +161,16 @@ def test_a_study_goes_on_with_its_other_samples(three):
 
 @pytest.mark.parametrize(
     ("study", "others"),
-    [
-        (("--tags", "a", "--repeat", "3"), [("--tags", "b", "--repeat", "2")]),
-        (
-            ("--tags", "a", "--sweep", "env.L=1,2,3"),
-            [("--tags", "a", "--sweep", "env.L=5,6,7"), ("--tags", "a", "--sweep", "env.L=1,2")],
-        ),
-    ],
+    first_of(
+        [
+            (
+                ("--tags", "a", "--sweep", "env.L=1,2,3"),
+                [("--tags", "a", "--sweep", "env.L=5,6,7"), ("--tags", "a", "--sweep", "env.L=1,2")],
+            ),
+            pytest.param(("--tags", "a", "--repeat", "3"), [("--tags", "b", "--repeat", "2")]),
+        ],
+        1,
+    ),
 )
 def test_a_study_takes_in_no_runs_of_another_configuration(three, study, others):
     started = three.start(*study)
@@ -230,13 +237,8 @@ KILLED_AT = (
 
 
 RETRY = ("--retry=1", "--retry-wait", "0")
-# with retries and without them in turns; `make test-all` has both at each point
-KILLS = [
-    pytest.param(target, moment, words, marks=pytest.mark.full if (at + len(moment) + len(words)) % 2 else ())
-    for at, target in enumerate(KILLED_AT)
-    for moment in ("before", "after")
-    for words in ((), RETRY)
-]
+# each sixth; tests/crash has points of all of a batch that is resumed
+KILLS = every(starmap(pytest.param, product(KILLED_AT, ("before", "after"), ((), RETRY))), 6)
 
 
 @pytest.mark.parametrize(("target", "moment", "words"), KILLS)

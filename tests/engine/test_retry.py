@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 
 from tests.chaos.cards import STAND_IN
-from tests.engine.checkout import UNPROBED, Checkout
+from tests.engine.checkout import Checkout
 from tests.tiers import first_of
 from tests.waiting import wait_until
 
@@ -43,9 +43,7 @@ def failing(times: int, *lines: str, then: str = 'echo "performance: 7 samples/s
 
 @pytest.fixture
 def checkout(tmp_path) -> Checkout:
-    made = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
-    made.words = UNPROBED
-    return made
+    return Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
 
 
 def rows_of(checkout: Checkout) -> list[tuple[str, str, str]]:
@@ -198,6 +196,7 @@ def test_a_kill_during_the_wait_loses_no_row(checkout):
     assert "4 rows of 4 runs" in rebuilt.stdout, rebuilt.stdout + rebuilt.stderr
 
 
+@pytest.mark.full
 def test_a_kill_during_the_next_attempt_leaves_the_row_of_the_one_before(checkout):
     second = 'if [ ! -e ../second ]; then touch ../second; echo begun; sleep 300; fi; echo "performance: 7 samples/s"'
     checkout.card("a", failing(1, HUB, then=second))

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.engine.checkout import ON_THE_HOST, Checkout
+from tests.engine.checkout import IN_CONTAINERS, Checkout
 
 GOOD = 'echo "performance: 12.5 tokens_per_second"\n'
 COLUMNS_29 = (
@@ -55,6 +55,7 @@ def test_a_success(checkout: Checkout):
     checkout.assert_nothing_left()
 
 
+@IN_CONTAINERS
 def test_an_image_of_the_context_is_named_as_mad_names_it(checkout: Checkout):
     checkout.card("good", GOOD)
     done = checkout.run("--tags", "good", "-c", '{"MAD_CONTAINER_IMAGE": "madlite-test/base:latest"}')
@@ -65,95 +66,91 @@ def test_an_image_of_the_context_is_named_as_mad_names_it(checkout: Checkout):
     assert row["docker_image"] == ("madlite-test/base:latest" if on_docker else "") and row["build_duration"] == ""
 
 
-def test_a_failing_script_has_a_blank_row_and_a_reason(checkout: Checkout):
-    checkout.card("bad", GOOD + "echo 'ValueError: no such flavor' >&2; exit 3\n")
-    done = checkout.run("--tags", "bad")
+def test_a_failing_script_has_a_blank_row_and_a_reason(on_host: Checkout):
+    on_host.card("bad", GOOD + "echo 'ValueError: no such flavor' >&2; exit 3\n")
+    done = on_host.run("--tags", "bad")
     assert done.returncode == 3
-    (row,) = checkout.rows
+    (row,) = on_host.rows
     assert (row["status"], row["performance"], row["metric"]) == ("FAILURE", "", "")
     assert "exit code 3" in done.stdout and "ValueError: no such flavor" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
-    checkout.assert_nothing_left()
+    on_host.assert_nothing_left()
 
 
-@ON_THE_HOST
-def test_exit_0_without_a_result_is_a_failure(checkout: Checkout):
+def test_exit_0_without_a_result_is_a_failure(on_host: Checkout):
     for name, script in (
         ("none", "true"),
         ("nan", 'echo "performance: nan tok/s"'),
         ("zero", 'echo "performance: 0 tok/s"'),
     ):
-        checkout.card(name, f"{script}\n")
-    assert checkout.run("--tags", "none,nan,zero").returncode == 3
-    assert [(row["status"], row["performance"]) for row in checkout.rows] == [("FAILURE", "")] * 3
-    causes = {record["card"]: record["cause"] for record in checkout.records()}
+        on_host.card(name, f"{script}\n")
+    assert on_host.run("--tags", "none,nan,zero").returncode == 3
+    assert [(row["status"], row["performance"]) for row in on_host.rows] == [("FAILURE", "")] * 3
+    causes = {record["card"]: record["cause"] for record in on_host.records()}
     assert causes == {"none": "no_metric", "nan": "bad_number", "zero": "bad_number"}
 
 
-def test_multiple_results(checkout: Checkout):
+def test_multiple_results(on_host: Checkout):
     csv = "model,performance,metric,tp\\na,10.5,tokens/s,8\\nb,,tokens/s,4\\n"
-    checkout.card("multi", f"printf '{csv}' > r.csv\n", multiple_results="r.csv")
-    done = checkout.run("--tags", "multi")
+    on_host.card("multi", f"printf '{csv}' > r.csv\n", multiple_results="r.csv")
+    done = on_host.run("--tags", "multi")
     assert done.returncode == 0
-    assert [(row["model"], row["performance"], row["status"], row["tp"]) for row in checkout.rows] == [
+    assert [(row["model"], row["performance"], row["status"], row["tp"]) for row in on_host.rows] == [
         ("multi_a", "10.5", "SUCCESS", "8"),
         ("multi_b", "", "FAILURE", "4"),
     ]
-    assert (checkout.folder / "r.csv").is_file()
+    assert (on_host.folder / "r.csv").is_file()
 
 
-@ON_THE_HOST
-def test_a_left_over_results_file_is_not_a_result(checkout: Checkout):
-    checkout.card("stale", "true\n", multiple_results="r.csv")
-    (checkout.folder / "r.csv").write_text("model,performance,metric\nold,99,tokens/s\n")
-    assert checkout.run("--tags", "stale").returncode == 3
-    (row,) = checkout.rows
+def test_a_left_over_results_file_is_not_a_result(on_host: Checkout):
+    on_host.card("stale", "true\n", multiple_results="r.csv")
+    (on_host.folder / "r.csv").write_text("model,performance,metric\nold,99,tokens/s\n")
+    assert on_host.run("--tags", "stale").returncode == 3
+    (row,) = on_host.rows
     assert (row["model"], row["status"], row["performance"]) == ("stale", "FAILURE", "")
 
 
-@ON_THE_HOST
-def test_rows_that_an_earlier_run_left_in_the_results_file_are_not_taken_again(checkout: Checkout):
+def test_rows_that_an_earlier_run_left_in_the_results_file_are_not_taken_again(on_host: Checkout):
     script = "[ -f ../r.csv ] || echo model,performance,metric > ../r.csv\necho m,$RANDOM.5,tokens/s >> ../r.csv\n"
-    checkout.card("more", script, multiple_results="r.csv")
-    assert [checkout.run("--tags", "more").returncode for _ in range(2)] == [0, 0]
-    written = [line.split(",")[1] for line in (checkout.folder / "r.csv").read_text().splitlines()[1:]]
-    assert [row["performance"] for row in checkout.rows] == written
+    on_host.card("more", script, multiple_results="r.csv")
+    assert [on_host.run("--tags", "more").returncode for _ in range(2)] == [0, 0]
+    written = [line.split(",")[1] for line in (on_host.folder / "r.csv").read_text().splitlines()[1:]]
+    assert [row["performance"] for row in on_host.rows] == written
 
 
-@ON_THE_HOST
-def test_a_result_that_an_earlier_run_left_in_the_script_s_log_is_not_taken_again(checkout: Checkout):
+def test_a_result_that_an_earlier_run_left_in_the_script_s_log_is_not_taken_again(on_host: Checkout):
     speed = '"performance: $(( 100 * $(wc -l < ../count) )) tok/s"'
-    checkout.card("log", f"echo x >> ../count\necho {speed} >> ../train.log\ncat ../train.log\n")
+    on_host.card("log", f"echo x >> ../count\necho {speed} >> ../train.log\ncat ../train.log\n")
     for count in (1, 2, 3):
-        assert checkout.run("--tags", "log").returncode == 0
-        assert [row["performance"] for row in checkout.rows] == [str(100 * n) for n in range(1, count + 1)]
+        assert on_host.run("--tags", "log").returncode == 0
+        assert [row["performance"] for row in on_host.rows] == [str(100 * n) for n in range(1, count + 1)]
 
 
-def test_a_time_out(checkout: Checkout):
+def test_a_time_out(on_host: Checkout):
     script = "trap 'echo got INT; exit 9' INT\necho begun\nwhile :; do sleep 0.05; done\n"
-    checkout.card("slow", script, timeout=2)
-    done = checkout.run("--tags", "slow")
+    on_host.card("slow", script, timeout=2)
+    done = on_host.run("--tags", "slow")
     assert done.returncode == 3
-    (row,) = checkout.rows
+    (row,) = on_host.rows
     assert row["status"] == "FAILURE" and row["performance"] == ""
     assert "timed out after 2 s" in done.stdout
-    assert "got INT" in checkout.wait_for("begun").read_text()
-    checkout.assert_nothing_left()
+    assert "got INT" in on_host.wait_for("begun").read_text()
+    on_host.assert_nothing_left()
 
 
-def test_a_stubborn_workload_is_killed(checkout: Checkout):
+def test_a_stubborn_workload_is_killed(on_host: Checkout):
     script = "trap '' INT TERM\n(trap '' INT TERM; exec setsid sleep 300) &\necho begun\nsleep 300\nsleep 300\n"
-    checkout.card("stubborn", script, timeout=2)
-    done = checkout.run("--tags", "stubborn", "--set", "stop_grace_s=0.5")
+    on_host.card("stubborn", script, timeout=2)
+    done = on_host.run("--tags", "stubborn", "--set", "stop_grace_s=0.5")
     assert done.returncode == 3 and "timed out" in done.stdout
-    checkout.assert_nothing_left()
+    on_host.assert_nothing_left()
 
 
-def test_skip_model_run_keeps_everything_but_the_row(checkout: Checkout):
-    checkout.card("good", "touch ../ran\n" + GOOD)
-    assert checkout.run("--tags", "good", "--skip-model-run").returncode == 0
-    assert not (checkout.folder / "perf.csv").exists() and not (checkout.folder / "ran").exists()
-    checkout.assert_nothing_left()
+def test_skip_model_run_keeps_everything_but_the_row(on_host: Checkout):
+    on_host.card("good", "touch ../ran\n" + GOOD)
+    assert on_host.run("--tags", "good", "--skip-model-run").returncode == 0
+    assert not (on_host.folder / "perf.csv").exists() and not (on_host.folder / "ran").exists()
+    on_host.assert_nothing_left()
 
 
 @pytest.mark.parametrize("checkout", [pytest.param("docker", marks=pytest.mark.engine)], indirect=True)
@@ -175,33 +172,32 @@ def test_a_kept_container_of_contract_1_has_that_name_and_the_told_command_opens
     checkout.assert_nothing_left()
 
 
+@IN_CONTAINERS
 def test_keep_model_dir(checkout: Checkout):
     checkout.card("good", "touch made\n" + GOOD)
     assert checkout.run("--tags", "good", "--keep-model-dir").returncode == 0
     assert (checkout.folder / "run_directory/made").exists()
 
 
-@ON_THE_HOST
-def test_several_cards_and_an_old_header(checkout: Checkout):
-    checkout.card("a", GOOD)
-    checkout.card("b", "exit 1\n")
-    checkout.card("c", GOOD)
+def test_several_cards_and_an_old_header(on_host: Checkout):
+    on_host.card("a", GOOD)
+    on_host.card("b", "exit 1\n")
+    on_host.card("c", GOOD)
     header = "model, n_gpus, performance, metric, status, mine"
-    (checkout.folder / "perf.csv").write_text(header + "\nold,0012,1.5e+03,x,SUCCESS,None\n")
-    done = checkout.run("--tags", "a", "b", "c")
+    (on_host.folder / "perf.csv").write_text(header + "\nold,0012,1.5e+03,x,SUCCESS,None\n")
+    done = on_host.run("--tags", "a", "b", "c")
     assert done.returncode == 3
-    lines = (checkout.folder / "perf.csv").read_text().splitlines()
+    lines = (on_host.folder / "perf.csv").read_text().splitlines()
     assert lines[:2] == [header, "old,0012,1.5e+03,x,SUCCESS,None"]
     assert [line.split(",")[0] for line in lines[2:]] == ["a", "b", "c"]
     assert "2 SUCCESS, 1 FAILURE" in done.stdout
 
 
-@ON_THE_HOST
-def test_a_missing_script_is_a_row(checkout: Checkout):
-    checkout.card("gone", GOOD)
-    (checkout.folder / "scripts/gone/run.sh").unlink()
-    done = checkout.run("--tags", "gone")
-    assert done.returncode == 3 and checkout.rows[0]["status"] == "FAILURE"
+def test_a_missing_script_is_a_row(on_host: Checkout):
+    on_host.card("gone", GOOD)
+    (on_host.folder / "scripts/gone/run.sh").unlink()
+    done = on_host.run("--tags", "gone")
+    assert done.returncode == 3 and on_host.rows[0]["status"] == "FAILURE"
     assert "scripts/gone/run.sh" in done.stdout + done.stderr
 
 
@@ -227,27 +223,27 @@ def test_tokens_are_seen_by_the_workload_and_by_nobody_else(checkout: Checkout):
         assert other not in shown.stdout + shown.stderr and shown.returncode == 0
 
 
-def test_noise_and_hundreds_of_thousands_of_lines_are_kept_byte_for_byte(checkout: Checkout):
+def test_noise_and_hundreds_of_thousands_of_lines_are_kept_byte_for_byte(on_host: Checkout):
     noise = bytes(range(256)) * 200
-    checkout.card("loud", "cat noise\necho\nseq 300000\n" + GOOD)
-    (checkout.folder / "scripts/loud/noise").write_bytes(noise)
-    done = checkout.run("--tags", "loud", "--live-output")
-    assert done.returncode == 0 and checkout.rows[0]["status"] == "SUCCESS", done.stderr
-    (log,) = checkout.folder.glob("madlite_runs/*/run.log")
+    on_host.card("loud", "cat noise\necho\nseq 300000\n" + GOOD)
+    (on_host.folder / "scripts/loud/noise").write_bytes(noise)
+    done = on_host.run("--tags", "loud", "--live-output")
+    assert done.returncode == 0 and on_host.rows[0]["status"] == "SUCCESS", done.stderr
+    (log,) = on_host.folder.glob("madlite_runs/*/run.log")
     _, found, after = log.read_bytes().partition(noise)
     assert found and [line for line in after.splitlines() if line.isdigit()] == [b"%d" % n for n in range(1, 300_001)]
 
 
-@ON_THE_HOST
-def test_a_dry_run_touches_nothing_and_shows_everything(checkout: Checkout):
-    checkout.card("good", GOOD)
-    before = sorted(checkout.folder.rglob("*"))
-    done = checkout.run("--tags", "good", "--dry-run")
+def test_a_dry_run_touches_nothing_and_shows_everything(on_host: Checkout):
+    on_host.card("good", GOOD)
+    before = sorted(on_host.folder.rglob("*"))
+    done = on_host.run("--tags", "good", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "run.sh" in done.stdout and "MAD_MODEL_NAME" in done.stdout
-    assert sorted(checkout.folder.rglob("*")) == before
+    assert sorted(on_host.folder.rglob("*")) == before
 
 
+@IN_CONTAINERS
 def test_a_script_is_run_as_it_is_with_its_permissions_and_neighbours(checkout: Checkout):
     checkout.card("whole", "./helper && source part.inc\n")
     helper = checkout.folder / "scripts/whole/helper"
@@ -258,6 +254,7 @@ def test_a_script_is_run_as_it_is_with_its_permissions_and_neighbours(checkout: 
     assert "helped" in checkout.wait_for("performance").read_text()
 
 
+@IN_CONTAINERS
 def test_a_clone_is_recorded_with_its_commit(checkout: Checkout):
     repo = checkout.folder / "upstream" / "toy.git"
     repo.mkdir(parents=True)
@@ -275,45 +272,41 @@ def test_a_clone_is_recorded_with_its_commit(checkout: Checkout):
     assert not (checkout.folder / "toy").exists()
 
 
-@ON_THE_HOST
-def test_the_folder_of_the_results_file_is_made(checkout: Checkout):
-    checkout.card("good", GOOD)
-    done = checkout.run("--tags", "good", "-o", "res/deep/out.csv", "--dry-run")
-    assert done.returncode == 0 and not (checkout.folder / "res").exists()
-    done = checkout.run("--tags", "good", "-o", "res/deep/out.csv")
+def test_the_folder_of_the_results_file_is_made(on_host: Checkout):
+    on_host.card("good", GOOD)
+    done = on_host.run("--tags", "good", "-o", "res/deep/out.csv", "--dry-run")
+    assert done.returncode == 0 and not (on_host.folder / "res").exists()
+    done = on_host.run("--tags", "good", "-o", "res/deep/out.csv")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "good" in (checkout.folder / "res/deep/out.csv").read_text()
+    assert "good" in (on_host.folder / "res/deep/out.csv").read_text()
 
 
-@ON_THE_HOST
-def test_a_perf_csv_that_cannot_be_used_is_found_out_before_anything_runs(checkout: Checkout):
-    checkout.card("good", "touch ../ran\n" + GOOD)
-    (checkout.folder / "folder.perf.csv").mkdir()
-    (checkout.folder / "out").write_text("a file")
-    foreign = checkout.folder / "foreign.perf.csv"
+def test_a_perf_csv_that_cannot_be_used_is_found_out_before_anything_runs(on_host: Checkout):
+    on_host.card("good", "touch ../ran\n" + GOOD)
+    (on_host.folder / "folder.perf.csv").mkdir()
+    (on_host.folder / "out").write_text("a file")
+    foreign = on_host.folder / "foreign.perf.csv"
     foreign.write_text("date,amount\n2026-01-01,5\n")
     for name in ("folder.perf.csv", "out/perf.csv", "foreign.perf.csv"):
-        done = checkout.run("--tags", "good", "-o", name)
+        done = on_host.run("--tags", "good", "-o", name)
         assert done.returncode == 4 and done.stderr.startswith("error: ") and "perf.csv" in done.stderr
-        assert not (checkout.folder / "ran").exists() and "Traceback" not in done.stderr
+        assert not (on_host.folder / "ran").exists() and "Traceback" not in done.stderr
     assert foreign.read_text() == "date,amount\n2026-01-01,5\n"
 
 
-@ON_THE_HOST
-def test_a_row_that_cannot_be_appended_is_kept(checkout: Checkout):
+def test_a_row_that_cannot_be_appended_is_kept(on_host: Checkout):
     """The script replaces perf.csv by a folder while the run goes on."""
-    checkout.card("good", "mkdir ../perf.csv\n" + GOOD)
-    done = checkout.run("--tags", "good")
+    on_host.card("good", "mkdir ../perf.csv\n" + GOOD)
+    done = on_host.run("--tags", "good")
     assert done.returncode == 3
-    (kept,) = checkout.folder.glob("madlite_runs/*/result.json")
+    (kept,) = on_host.folder.glob("madlite_runs/*/result.json")
     assert "12.5" in kept.read_text() and f"saved in madlite_runs/{kept.parent.name}" in done.stdout
 
 
-@pytest.mark.parametrize("checkout", [pytest.param("host", marks=pytest.mark.host)], indirect=True)
-def test_a_template_with_an_unknown_variable(checkout: Checkout):
-    folder = checkout.folder / "templates" / "hf"
+def test_a_template_with_an_unknown_variable(on_host: Checkout):
+    folder = on_host.folder / "templates" / "hf"
     folder.mkdir(parents=True)
     (folder / "run.sh.j2").write_text("#!/bin/bash\n{{ variant.stepz }}\n")
-    done = checkout.madlite("run", "--runtime", "host", "--tags", "demo_hf_lora_tiny")
+    done = on_host.madlite("run", "--runtime", "host", "--tags", "demo_hf_lora_tiny")
     assert done.returncode == 3 and "stepz" in done.stdout and "line 2" in done.stdout
     assert "Traceback" not in done.stderr

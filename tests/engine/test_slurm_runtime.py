@@ -27,6 +27,7 @@ from tests.engine.podman_fixture import command_line, podman
 from tests.factories import BASE_IMAGE, make_plan
 from tests.machine.stand_in import Bench, amd_list, amd_static
 from tests.slurm_fixture import SlurmCluster
+from tests.tiers import first_of
 from tests.waiting import start_session, wait_until
 
 __all__ = ["podman"]
@@ -106,7 +107,7 @@ def nnodes(count: int) -> tuple[str, str]:
     return "-c", json.dumps({"distributed": {"nnodes": count}})
 
 
-@pytest.mark.parametrize("words", [nnodes(2), ("--nodes", "2", *nnodes(3))])
+@pytest.mark.parametrize("words", first_of([nnodes(2), ("--nodes", "2", *nnodes(3))], 1))
 def test_a_run_takes_the_first_nodes_of_its_allocation_where_it_asks_for_fewer(site, words):
     code, out = site.call(3, *words)
     assert code == 0, out
@@ -310,6 +311,7 @@ def test_an_archive_of_the_image_folder_is_loaded_for_scripts_that_start_their_c
     assert code == 0 and archived(), out + site.log()
 
 
+@pytest.mark.full
 def test_the_archive_of_a_manifest_is_loaded_on_every_node(site, engine, archived):
     site.environ |= {"DOCKER_HOST": engine, "MADLITE_CONTAINER": "docker"}
     card = {**json.loads((site.folder / "models.json").read_text())[0], "runtimes": []}
@@ -323,7 +325,7 @@ def test_the_archive_of_a_manifest_is_loaded_on_every_node(site, engine, archive
     assert site.log().count("in a container") == 2
 
 
-@pytest.mark.parametrize("end", ["scancel {job}", "scontrol update JobId={job} EndTime=now"], ids=["scancel", "limit"])
+@pytest.mark.parametrize("end", first_of(["scancel {job}", "scontrol update JobId={job} EndTime=now"], 1))
 def test_a_job_that_slurm_ends_ends_its_training_in_time_and_leaves_no_container(site, engine, base_image, end):
     saves = 'trap \'echo TERM >>"told.$NODE_RANK"; sleep 1; echo done >>"told.$NODE_RANK"; exit 1\' TERM\n'
     (site.folder / "scripts/a/run.sh").write_text(saves + SCRIPT)
@@ -348,7 +350,7 @@ def test_a_job_that_slurm_ends_ends_its_training_in_time_and_leaves_no_container
     assert told == ["TERM\ndone\n"] * 2, output.read_text()
 
 
-@pytest.mark.parametrize("steps_too", [False, True], ids=["madlite", "and its steps"])
+@pytest.mark.parametrize("steps_too", first_of([True, False], 1), ids=["and its steps", "madlite"])
 def test_a_madlite_that_is_killed_leaves_nothing_on_the_nodes_after_its_job(site, engine, base_image, steps_too):
     site.environ |= {"DOCKER_HOST": engine, "MADLITE_CONTAINER": "docker"}
     card = json.loads((site.folder / "models.json").read_text())[0]
@@ -431,6 +433,7 @@ def containers_of(program: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_containers_of_podman_hold_the_run_on_each_node(site, in_podman):
     (site.folder / "scripts/a/run.sh").write_text(SCRIPT + 'test -e /run/.containerenv && echo "in a container"\n')
     code, out = site.call(2, "--image", BASE_IMAGE)
@@ -441,6 +444,7 @@ def test_containers_of_podman_hold_the_run_on_each_node(site, in_podman):
     assert containers_of(in_podman) == "", "a container is left"
 
 
+@pytest.mark.full
 def test_what_fails_in_a_container_of_podman_ends_the_others(site, in_podman):
     script = SCRIPT.replace("python3 -c 'raise RuntimeError(\"lost on purpose\")'; ", "")
     (site.folder / "scripts/a/run.sh").write_text(script)

@@ -10,6 +10,7 @@ import pytest
 from madlite.cli.main import call
 from tests.csv_rows import csv_rows
 from tests.rows import each_row
+from tests.tiers import first_of
 
 pytestmark = pytest.mark.host
 
@@ -75,7 +76,7 @@ def test_points_are_repeated_in_turns(place, capfd) -> None:
     assert "env.SIZE=3" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("more", [(), ("--repeat", "2"), ("--parallel", "2")])
+@pytest.mark.parametrize("more", first_of([(), ("--repeat", "2"), ("--parallel", "2")], 1))
 def test_a_point_that_cannot_be_planned_is_a_failed_run_and_the_others_run(place, capfd, monkeypatch, more) -> None:
     monkeypatch.setenv("SIZE", "3")
     assert call(["run", "--tags", "a", "--sweep", "timeout_s=50,soon,60", *more]) == 3

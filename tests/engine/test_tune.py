@@ -96,12 +96,6 @@ def assert_profiled_once(tuned: Tuned, said: str) -> None:
     assert "profile" not in tomli.loads((tuned.study / "recipe.toml").read_text())["recipe"]["set"]
 
 
-def test_the_default_s_first_run_alone_is_profiled(tuned: Tuned):
-    done = tuned.tune("--profile")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert_profiled_once(tuned, done.stdout)
-
-
 def test_a_kill_in_the_middle_loses_nothing_and_its_time_counts_and_resume_repeats_no_run(tuned: Tuned):
     started = tuned.start("5 full plain")
     end(started, signal.SIGKILL)
@@ -129,9 +123,9 @@ def test_a_kill_in_the_middle_loses_nothing_and_its_time_counts_and_resume_repea
     tuned.assert_nothing_left()
 
 
-def test_a_run_that_the_machine_ended_tells_nothing_of_its_configuration(tuned: Tuned):
+def test_a_run_that_the_machine_ended_tells_nothing_of_its_configuration_and_the_first_alone_is_profiled(tuned: Tuned):
     (tuned.plugin / "hub").write_text("5 full plain")
-    first = tuned.tune("--set", "profile=true")  # as --profile, also of a tune that goes on
+    first = tuned.tune("--profile")
     assert first.returncode == 3, first.stdout + first.stderr
     assert "stopped, the last run was ended by what is not its configuration's" in first.stdout
     assert (

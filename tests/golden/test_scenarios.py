@@ -19,8 +19,8 @@ from tests.golden.scenarios import SCENARIOS, Scenario
 
 pytestmark = pytest.mark.engine
 AT_ONCE = 2
-# make test takes every other scenario
-MARKS = {scenario.id: pytest.mark.full if at % 2 else () for at, scenario in enumerate(SCENARIOS)}
+# make test takes every fourth scenario
+MARKS = {scenario.id: pytest.mark.full if at % 4 else () for at, scenario in enumerate(SCENARIOS)}
 CASES = [
     pytest.param(scenario, version, id=f"{version}-{scenario.name}", marks=MARKS[scenario.id])
     for scenario in SCENARIOS

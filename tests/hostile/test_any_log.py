@@ -102,6 +102,7 @@ def test_the_verdict_of_any_bytes_is_the_same_in_any_pieces(data: bytes, cuts: l
 
 
 @pytest.mark.host
+@pytest.mark.full
 @given(LOGS, CUTS, st.sampled_from([0, 1, 137]))
 @settings(max_examples=examples(1500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_same_of_many_more(data: bytes, cuts: list[int], code: int) -> None:

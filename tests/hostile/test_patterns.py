@@ -72,6 +72,7 @@ def repeated(pattern: str) -> set[str]:
 
 
 @pytest.mark.host
+@pytest.mark.full
 @each_row("rule", RULES, ids=lambda rule: rule.pattern[:30])
 def test_no_failure_rule_begins_again_and_again_in_what_it_looks_for(rule: FailureRule) -> None:
     pattern = re.compile(rule.pattern)
@@ -114,6 +115,7 @@ def test_no_failure_rule_is_slow_on_a_long_line() -> None:
 
 
 @pytest.mark.host
+@pytest.mark.full
 @each_row("text", PLAIN, ids=ascii)
 def test_a_log_of_one_long_line_again_and_again_is_read_by_all_readers_in_time(text: str, tmp_path: Path) -> None:
     plugins = load_plugins("", only_built_in=True)

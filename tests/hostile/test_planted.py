@@ -148,6 +148,16 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 BOTH = [pytest.param("host", marks=pytest.mark.host), pytest.param("docker", marks=pytest.mark.engine)]
 # file by file they differ little: of containers make test takes what has every file in its place at once
 HOST_FIRST = [BOTH[0], pytest.param("docker", marks=[pytest.mark.engine, pytest.mark.full])]
+# and of these a link that leads out and a pipe
+EVERY_FILE = pytest.mark.parametrize(
+    ("place", "plant"),
+    [pytest.param("host", plant, marks=pytest.mark.host) for plant in PLANTS]
+    + [
+        pytest.param("docker", plant, marks=[pytest.mark.engine, *(() if at in (0, 3) else (pytest.mark.full,))])
+        for at, plant in enumerate(PLANTS)
+    ],
+    indirect=["place"],
+)
 
 
 @pytest.fixture(params=BOTH)
@@ -196,7 +206,7 @@ ALONE = (
 )
 
 
-@pytest.mark.parametrize("plant", PLANTS)
+@EVERY_FILE
 def test_in_place_of_every_file_before_a_run(
     place: Place, names: list[str], plant: Callable[[Path, Path], None]
 ) -> None:
@@ -214,7 +224,7 @@ def test_in_place_of_every_file_before_a_run(
 
 @pytest.mark.parametrize("place", HOST_FIRST, indirect=True)
 @pytest.mark.parametrize("name", ALONE)
-@pytest.mark.parametrize("plant", every(PLANTS, 2))
+@pytest.mark.parametrize("plant", every(PLANTS, 3))
 def test_in_place_of_one_file_before_a_run(place: Place, name: str, plant: Callable[[Path, Path], None]) -> None:
     (place.space / "madlite_runs").mkdir()
     plant(place.space / name, place.outside)
@@ -225,7 +235,7 @@ def test_in_place_of_one_file_before_a_run(place: Place, name: str, plant: Calla
         assert code == 4 and "perf.csv" in printed and not (place.space / "ready").exists(), printed
 
 
-@pytest.mark.parametrize("plant", PLANTS)
+@EVERY_FILE
 def test_in_place_of_every_file_during_a_run(
     place: Place, names: list[str], plant: Callable[[Path, Path], None]
 ) -> None:
@@ -244,7 +254,7 @@ def test_in_place_of_every_file_during_a_run(
 
 @pytest.mark.parametrize("place", HOST_FIRST, indirect=True)
 @pytest.mark.parametrize("name", ALONE)
-@pytest.mark.parametrize("plant", every(PLANTS, 2))
+@pytest.mark.parametrize("plant", every(PLANTS, 3))
 def test_in_place_of_one_file_during_a_run(place: Place, name: str, plant: Callable[[Path, Path], None]) -> None:
     place.start()
     assert place.wait_until_it_runs()
@@ -271,6 +281,7 @@ def test_in_place_of_the_folder_of_runs_before_a_run(place: Place, plant: Callab
     assert not (place.space / "perf.csv").exists() and not any((place.outside / "folder").glob("*"))
 
 
+@pytest.mark.parametrize("place", HOST_FIRST, indirect=True)
 @pytest.mark.parametrize("what", ["madlite_runs", "run"])
 def test_a_link_in_place_of_the_folder_of_runs_during_a_run(place: Place, what: str) -> None:
     place.start()

@@ -31,6 +31,7 @@ def environ(source, tmp_path_factory):
     return {**os.environ, "PYTHONPATH": str(install(source, tmp_path_factory.mktemp("site")))}
 
 
+@pytest.mark.full
 def test_its_own_test_passes(source, environ):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     done = subprocess.run(command, cwd=source, env=environ, capture_output=True, text=True, timeout=280)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from itertools import starmap
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.csv_rows import csv_rows
 from tests.jobs.test_attach import command, folder, run, submissions  # noqa: F401
 from tests.killing import KILL_AT
 from tests.rows import each_row
+from tests.tiers import every, first_of
 
 pytestmark = pytest.mark.host
 AGAIN = ("run", "--resume", "--failed", "--cluster", "lab")
@@ -105,14 +107,20 @@ def test_other_runs_than_those_of_the_submission_are_refused(folder: Path, capfd
 
 @pytest.mark.parametrize(
     ("target", "when"),
-    [
-        ("madlite.jobs.submit.append", "before"),
-        ("madlite.jobs.submit.append", "after"),  # asked for, and not made whole
-        ("madlite.jobs.submit.write", "after"),
-        ("madlite.platforms.slurm.scheduler.Slurm.submit", "before"),
-        ("madlite.platforms.slurm.scheduler.Slurm.submit", "after"),
-        ("madlite.jobs.job.collect_all", "before"),
-    ],
+    every(
+        starmap(
+            pytest.param,
+            [
+                ("madlite.jobs.submit.append", "before"),
+                ("madlite.jobs.submit.append", "after"),  # asked for, and not made whole
+                ("madlite.jobs.submit.write", "after"),
+                ("madlite.platforms.slurm.scheduler.Slurm.submit", "before"),
+                ("madlite.platforms.slurm.scheduler.Slurm.submit", "after"),
+                ("madlite.jobs.job.collect_all", "before"),
+            ],
+        ),
+        2,
+    ),
 )
 def test_a_kill_loses_and_doubles_no_attempt(folder: Path, target, when):  # noqa: F811
     assert run() == 3
@@ -151,7 +159,7 @@ def two(folder: Path) -> Path:  # noqa: F811
     return folder
 
 
-@pytest.mark.parametrize("clusters", [("--cluster", "lab,big"), ("--cluster", "lab", "--cluster", "big")])
+@pytest.mark.parametrize("clusters", first_of([("--cluster", "lab,big"), ("--cluster", "lab", "--cluster", "big")], 1))
 def test_clusters_get_the_runs_in_turns_and_are_followed_together(two: Path, capfd, clusters):
     assert call(["run", *clusters, "--tags", "t", "--at-most", "2"]) == 3
     out, err = capfd.readouterr()

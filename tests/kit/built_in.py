@@ -22,6 +22,7 @@ NAMES = sorted(
     for entry in entry_points(group="madlite")
     if entry.value.startswith("madlite_plugins.") and entry.name not in (*NO_BACKENDS, *OF_FORMATS)
 )
+IN_FULL = "torchtitan"  # in `make test` too, which takes a sample of the others
 SMALL = 70_000  # bytes of a log that is quick to be read many times
 FEW = 8  # plans of a sample
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from madlite.testing import CHECKS
-from tests.kit.built_in import LOGS, NAMES, STEPS, subject
-from tests.kit.changed import is_in_full
+from tests.kit.built_in import IN_FULL, LOGS, NAMES, STEPS, subject
 from tests.kit.extended import run_extended
 from tests.rows import each_row
+from tests.tiers import ALL
 
 
 @pytest.mark.host
@@ -16,7 +16,7 @@ from tests.rows import each_row
 @pytest.mark.parametrize("name", NAMES)
 @each_row("check", CHECKS)
 def test_it_conforms(name, check):
-    assert list(map(str, run_extended(check, subject(name, whole=is_in_full(name))))) == []
+    assert list(map(str, run_extended(check, subject(name, whole=ALL or name == IN_FULL)))) == []
 
 
 @pytest.mark.host

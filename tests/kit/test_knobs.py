@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from madlite import Knob, UsageProblem
 from madlite.backends.recipe_book import read_book
 from madlite.text import scalar_text
-from tests.kit.built_in import NAMES, subject
+from tests.kit.built_in import IN_FULL, NAMES, subject
 from tests.rows import each_row
+from tests.tiers import first_of
 
 
 def flaws_of(spec):
@@ -71,7 +72,7 @@ def refusals(name, case, *asked):
 
 
 @pytest.mark.host
-@each_row("name", NAMES)
+@each_row("name", first_of(sorted(NAMES, key=IN_FULL.__ne__), 1))
 def test_each_value_of_a_knob_is_offered_for_some_run_and_passes_the_backend_s_own_checks(name):
     book = getattr(subject(name, whole=False).backend, "book", None)
     knobs = [knob for knob in read_book(book).knobs if knob.key != "micro_batch"] if book else []

@@ -74,6 +74,7 @@ def test_mlflow_gets_each_result_once(folder, capsys):
     assert best.data.params["fact.git commit"] == "1234567e8"
 
 
+@pytest.mark.full
 def test_a_run_that_an_export_left_half_made_is_made_again(folder, capsys):
     from madlite_plugins.mlflow.client import Experiment
 
@@ -87,6 +88,7 @@ def test_a_run_that_an_export_left_half_made_is_made_again(folder, capsys):
     assert len(runs) == 5 and half not in {run.info.run_id for run in runs}
 
 
+@pytest.mark.full
 def test_a_server_that_does_not_answer_is_one_sentence(folder, capsys, monkeypatch):
     write_perf(folder)
     code, _, told = export(capsys, "-o", "http://me:s3cretword@127.0.0.1:9")

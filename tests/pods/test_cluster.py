@@ -232,10 +232,9 @@ def test_detached_jobs_are_listed_and_their_rows_collected_once(site):
 @pytest.mark.parametrize(
     ("target", "when"),
     [
-        ("madlite.platforms.kubernetes.scheduler.create", "before"),
-        # all but the same moment as the next one: with `make test-all`
-        pytest.param("madlite.platforms.kubernetes.api.Api.resume", "before", marks=pytest.mark.full),
         ("madlite.platforms.kubernetes.scheduler.create", "after"),
+        pytest.param("madlite.platforms.kubernetes.scheduler.create", "before", marks=pytest.mark.full),
+        pytest.param("madlite.platforms.kubernetes.api.Api.resume", "before", marks=pytest.mark.full),
     ],
 )
 def test_a_submission_that_is_killed_at_any_moment_is_finished_by_attach(site, target, when):
@@ -276,6 +275,7 @@ def test_the_command_that_waits_follows_all_runs_by_itself(site):
     wait_until(lambda: not site.cluster.objects and not site.cluster.pods, "the removal of all objects")
 
 
+@pytest.mark.full
 def test_at_most_so_many_jobs_are_there_at_once_and_attach_goes_on_submitting(site):
     (site.folder / "hold").touch()
     words = ("run", "--cluster", "lab", "--tags", "a", "--repeat", "2", "--parallel", "1")
@@ -291,6 +291,7 @@ def test_at_most_so_many_jobs_are_there_at_once_and_attach_goes_on_submitting(si
     assert [row["status"] for row in perf_rows(site.folder)] == ["SUCCESS", "SUCCESS"]
 
 
+@pytest.mark.full
 def test_who_leaves_jobs_that_are_followed_does_not_wait_for_them(site):
     site.hold()
     started = site.start("run", "--cluster", "lab", "--tags", "a", "--on-interrupt", "leave")
@@ -321,6 +322,7 @@ def test_jobs_that_are_cancelled_while_they_are_followed_have_their_rows(site):
     site.has_one_row("FAILURE")
 
 
+@pytest.mark.full
 def test_what_is_cancelled_after_its_submitter_was_killed_has_its_row_with_the_reason(site):
     site.hold()
     site.kill_submitter()
@@ -431,6 +433,7 @@ def test_a_port_in_use_is_tried_again_so_often_and_no_error_of_the_run_itself_is
     assert len(site.jobs_made()) == 4
 
 
+@pytest.mark.full
 def test_a_run_that_waits_for_its_next_attempt_is_cancelled_with_its_row(site):
     (site.folder / "scripts/a/run.sh").write_text(PORT)
     started = site.start("run", "--cluster", "lab", "--tags", "a", "--retry", "1", "--retry-wait", "600")
@@ -443,6 +446,7 @@ def test_a_run_that_waits_for_its_next_attempt_is_cancelled_with_its_row(site):
     site.has_one_row("FAILURE")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_between_a_failure_and_its_next_attempt_loses_nothing(site, when):
     (site.folder / "scripts/a/run.sh").write_text(PORT)
@@ -573,6 +577,7 @@ def test_one_command_has_runs_on_two_platforms_and_submits_again_what_failed(sit
     wait_until(lambda: not site.cluster.objects and not site.cluster.pods, "the removal of all objects")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_what_failed_is_submitted_again_loses_and_doubles_nothing(site, when):
     (site.folder / "scripts/a/run.sh").write_text(FAILS_FIRST.format(folder=site.folder))

@@ -19,7 +19,7 @@ from tests.reports.dashboard.test_server import CARD, HOSTILE, RUN, place
 from tests.rows import each_row
 
 __all__ = ["browser", "place"]
-pytestmark = pytest.mark.host
+pytestmark = [pytest.mark.host, pytest.mark.full]
 
 ROWS = "return [...document.querySelectorAll('#runs tbody tr')].map(e => e.dataset.run)"
 LIVE = "return document.getElementById('stream-text')?.textContent === 'live'"

@@ -12,7 +12,7 @@ from tests.reports.page.results import working_folder
 from tests.rows import each_row
 
 __all__ = ["browser"]
-pytestmark = pytest.mark.host
+pytestmark = [pytest.mark.host, pytest.mark.full]
 
 ROWS = """return [...document.querySelectorAll('#results-table tbody tr:not([hidden]) th')]
     .map(e => e.firstChild.textContent)"""
