@@ -21,14 +21,14 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from madlite.errors import UsageProblem
-from madlite.files import NO_SPACE, Folder, kind_of, read_limited, read_plain, write_all
+from madlite.files import NO_SPACE, Folder, append_lines, kind_of, read_limited, read_plain, write_all
 from madlite.model import FileName, RunPlan, Value, json_line
 from madlite.model.results import Attempt
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import secrets_in
 from madlite.secrets import collect, masked_json
 from madlite.store.events import EVENTS, EventLog, JobEvent, RunImported, Started, Submitted, append, is_own, now
-from madlite.store.locks import is_locked, open_locked, remove_locked
+from madlite.store.locks import is_locked, lock_of, open_locked, remove_locked
 
 # Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
 
@@ -177,11 +177,7 @@ class RunFolder:
 
     @classmethod
     def _locked(cls, home: Folder, *, begun: bool) -> RunFolder:
-        try:
-            folder = cls(home, open_locked(home, LOCK))
-        except OSError:
-            home.close()
-            raise
+        folder = cls(home, lock_of(home, LOCK))
         try:
             if not begun:
                 os.close(home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND))  # it can be written to
@@ -723,9 +719,7 @@ def add_entry(home: Folder, entry: RunEntry) -> str:
         data = read_limited(fd, _JOURNAL_BYTES, RUN_JOURNAL)
         if (whole := len(_whole_lines(data))) < len(data):  # an earlier command was killed
             os.ftruncate(fd, whole)
-        line = json_line(entry)
-        if os.write(fd, line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append_lines(fd, json_line(entry), RUN_JOURNAL)
     except OSError as error:
         is_first = entry.rows is not None and not entry.rows.appended
         if data is not None:  # else nobody knows what it has
