@@ -23,6 +23,7 @@ from madlite.machine.sources.amdgpu import Topology, read_topology
 from madlite.machine.sources.base import DetectedGpus, GpuFacts, SourceReport, gfx_name, parse_int
 from madlite.machine.sources.nvidia_smi import read_nvidia_smi
 from madlite.machine.sources.nvml import read_nvml
+from madlite.machine.sources.rocm_smi import read_rocm_smi
 from madlite.model import Gpu, Machine, Problem, Scalar, Value, Vendor
 
 # What a context or an option says about the machine, instead of what is found on it or to correct that.
@@ -257,7 +258,7 @@ def _override_warnings(here: int, overrides: Overrides) -> list[SourceReport]:
     ]
 
 
-# Detect AMD GPUs: KFD for count, architecture and render nodes, amd-smi for names, versions and their order.
+# Detect AMD GPUs: KFD for count, architecture and render nodes, the tools for names, versions and their order.
 
 AMD_FACTS = tuple(name for name in GpuFacts.__struct_fields__ if name != "index")
 
@@ -273,10 +274,12 @@ RENDER = re.compile(r"renderD(\d{1,6})")
 
 
 def detect_amd(host: Host, topology: Topology) -> DetectedGpus:
-    """Return what KFD and amd-smi report together; without GPUs where neither lists one."""
-    tool = read_amd_smi(host)
+    """Return what KFD and the tools report together; without GPUs where none of them lists one."""
+    tools = [read_amd_smi(host)]
+    if not any(gpu.product for gpu in tools[0].gpus):
+        tools.append(read_rocm_smi(host))
     kfd = SourceReport(name="KFD", gpus=topology.gpus, problem=_problem(topology), absent=not topology.closed)
-    merged, origins = _merge(kfd, tool)
+    merged, origins = _merge(kfd, tools)
     known = tuple(_with_render_minor(host.root, complete(gpu)) for gpu in merged)
     gpus = _without_displays(known)
     origins |= {
@@ -284,14 +287,13 @@ def detect_amd(host: Host, topology: Topology) -> DetectedGpus:
         for fact, origin in FILLED_IN.items()
         if any(getattr(item, fact) != getattr(other, fact) for item, other in zip(merged, known, strict=True))
     }
-    of_file = read_file(host.root / DRIVER)
-    driver = of_file or tool.driver_version
-    origins["driver_version"] = f"/{DRIVER}" if of_file else tool.name if driver else ""
-    rocm, origins["rocm_version"] = _rocm_version(host, amd_smi=bool(tool.gpus))
+    drivers = [(read_file(host.root / DRIVER), f"/{DRIVER}"), *((tool.driver_version, tool.name) for tool in tools)]
+    driver, origins["driver_version"] = next((both for both in drivers if both[0]), ("", ""))
+    rocm, origins["rocm_version"] = _rocm_version(host, amd_smi=bool(tools[0].gpus))
     left_out = [f"{gpu.index} ({gpu.product or gpu.arch})" for gpu in known if gpu not in gpus]
     note = SourceReport(name="gpus", problem=f"left out as no Instinct: GPU {', '.join(left_out)}" if left_out else "")
     return DetectedGpus(
-        vendor="AMD", gpus=gpus, driver_version=driver, rocm_version=rocm, origins=origins, reports=(kfd, tool, note)
+        vendor="AMD", gpus=gpus, driver_version=driver, rocm_version=rocm, origins=origins, reports=(kfd, *tools, note)
     )
 
 
@@ -317,7 +319,7 @@ def _with_render_minor(root: Path, gpu: GpuFacts) -> GpuFacts:
         return gpu
     entries = list_folder(root / "sys/bus/pci/devices" / gpu.bus / "drm")
     minor = next((int(found[1]) for path in entries if (found := RENDER.fullmatch(path.name))), None)
-    return replace(gpu, render_minor=minor)
+    return msgspec.structs.replace(gpu, render_minor=minor)
 
 
 def _without_displays(gpus: tuple[GpuFacts, ...]) -> tuple[GpuFacts, ...]:
@@ -326,16 +328,16 @@ def _without_displays(gpus: tuple[GpuFacts, ...]) -> tuple[GpuFacts, ...]:
     return kept if any(map(is_instinct, kept)) else gpus
 
 
-def _merge(kfd: SourceReport, tool: SourceReport) -> tuple[list[GpuFacts], dict[str, str]]:
-    """Return the GPUs of KFD, the driver itself, completed from the tool, else the tool's; and each fact's source.
+def _merge(kfd: SourceReport, tools: Sequence[SourceReport]) -> tuple[list[GpuFacts], dict[str, str]]:
+    """Return the GPUs of the first source that lists any, completed from the others; and each fact's source.
 
-    GPUs are numbered as the tool numbers them where they can be matched one by one: so GPU ids are given on a command
-    line.
+    KFD is queried first as the driver itself. GPUs are numbered as the first tool numbers them that can be matched to
+    it one by one, which is how GPU ids are given on a command line.
     """
-    listing = [source for source in (kfd, tool) if source.gpus]
+    listing = [source for source in (kfd, *tools) if source.gpus]
     if not listing:
         return [], {}
-    base = _in_tool_order(kfd.gpus, tool.gpus) if kfd.gpus else tool.gpus
+    base = _in_tool_order(kfd.gpus, tools) if kfd.gpus else listing[0].gpus
     views = {source.name: _views(base, source.gpus) for source in listing}
     origins = {"gpus": listing[0].name}
     gpus = []
@@ -346,7 +348,7 @@ def _merge(kfd: SourceReport, tool: SourceReport) -> tuple[list[GpuFacts], dict[
             if name not in facts and value not in (None, ""):
                 facts[name] = value
                 origins.setdefault(name, source)
-        gpus.append(replace(GpuFacts(index=gpu.index), **facts))
+        gpus.append(msgspec.structs.replace(GpuFacts(index=gpu.index), **facts))
     return gpus, origins
 
 
@@ -359,12 +361,14 @@ def _pair(gpus: Sequence[GpuFacts], others: Sequence[GpuFacts]) -> list[GpuFacts
     return None
 
 
-def _in_tool_order(gpus: Sequence[GpuFacts], of_tool: Sequence[GpuFacts]) -> Sequence[GpuFacts]:
-    paired = _pair(gpus, of_tool) or ()
-    if len({view.index for view in paired}) < len(gpus):
-        return gpus
-    renamed = [replace(gpu, index=view.index) for gpu, view in zip(gpus, paired, strict=True)]
-    return sorted(renamed, key=lambda gpu: gpu.index)
+def _in_tool_order(gpus: Sequence[GpuFacts], tools: Sequence[SourceReport]) -> Sequence[GpuFacts]:
+    for tool in tools:
+        paired = _pair(gpus, tool.gpus)
+        if paired and len({view.index for view in paired}) == len(gpus):
+            numbered = zip(gpus, paired, strict=True)
+            renamed = [msgspec.structs.replace(gpu, index=view.index) for gpu, view in numbered]
+            return sorted(renamed, key=lambda gpu: gpu.index)
+    return gpus
 
 
 def _views(base: Sequence[GpuFacts], gpus: Sequence[GpuFacts]) -> Sequence[GpuFacts]:
@@ -399,7 +403,7 @@ FACTS = ("gpus", "arch", "product", "memory_bytes", "render_minor", "driver_vers
 PACKAGE_TOOLS = {"apt": "HOST_UBUNTU", "yum": "HOST_CENTOS", "zypper": "HOST_SLES", "tdnf": "HOST_AZURE"}
 
 VENDORS: tuple[Vendor, ...] = ("NVIDIA", "AMD")  # where both answer NVIDIA wins, as in madengine
-TOOLS: dict[Vendor, str] = {"NVIDIA": "nvidia-smi", "AMD": "amd-smi"}
+TOOLS: dict[Vendor, tuple[str, ...]] = {"NVIDIA": ("nvidia-smi",), "AMD": ("amd-smi", "rocm-smi")}
 WITHOUT_GPU = 'for a run without GPU: --additional-context \'{"gpu_vendor": "CPU"}\''
 DRY_RUN_HINTS = {
     "AMD": "to plan for a machine that is elsewhere: --dry-run --machine 8xMI300X",
@@ -436,7 +440,7 @@ def _find(overrides: Overrides, host: Host) -> DetectedGpus:
         return DetectedGpus(vendor="CPU")
     topology = read_topology(host.root)
     if overrides.rocm_path:
-        host = replace(host, rocm_path=overrides.rocm_path)
+        host = msgspec.structs.replace(host, rocm_path=overrides.rocm_path)
     if overrides.describes_a_machine and not is_this_machine(overrides, topology):
         return describe_gpus(overrides)
     return _search(overrides, host, topology)
@@ -522,14 +526,14 @@ def _search(overrides: Overrides, host: Host, topology: Topology) -> DetectedGpu
     candidates = [vendor for vendor in VENDORS if overrides.vendor in (None, vendor)]
     tried: list[DetectedGpus] = []
     for vendor in sorted(candidates, key=lambda vendor: not traces[vendor]):
-        if not (traces[vendor] or find_tool(host, TOOLS[vendor])):
+        if not (traces[vendor] or any(find_tool(host, tool) for tool in TOOLS[vendor])):
             continue
         nvidia = vendor == "NVIDIA"
         found = detect_nvidia(host, present=bool(traces[vendor])) if nvidia else detect_amd(host, topology)
         readable = bool(found.gpus) and bool(found.gpus[0].arch or overrides.arch)
         if readable and (overrides.vendor or not _stands_in(found, traces)):
             others = [] if overrides.vendor else _hidden_instincts(found, topology)
-            return replace(found, reports=(*_reports([*tried, found]), *others))
+            return msgspec.structs.replace(found, reports=(*_reports([*tried, found]), *others))
         tried.append(found)
     _raise_unreadable(overrides, traces, tried)
     return DetectedGpus(vendor="CPU", reports=_reports(tried))

@@ -151,7 +151,7 @@ class Telemetry(Value, frozen=True):
     `start` and `settling` are of the time before the workload began.
     """
 
-    source: str = ""  # NVML, nvidia-smi, amdgpu, amd-smi
+    source: str = ""  # NVML, nvidia-smi, amd-smi, rocm-smi
     interval_s: float = 0.0
     samples: int = 0
     over: str = ""  # window or run

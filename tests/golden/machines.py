@@ -32,6 +32,7 @@ def two_mi300x(folder: Path) -> StandIn:
     bench.mi300x(1, first=1)
     bench.mi300x(1, first=9)
     bench.tool("amd-smi", ("*static*", amd_static([0, 1])), ("*list*", amd_list([1, 9])), ("version", ROCM))
+    bench.tool("rocm-smi", ("*", ""))
     return StandIn(bench)
 
 

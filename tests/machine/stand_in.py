@@ -117,3 +117,21 @@ def amd_list(nodes: list[int | str]) -> str:
             for n, node in enumerate(nodes)
         ]
     )
+
+
+def rocm_cards(count: int, *, series_key: str, **facts: str) -> str:
+    """Output of `rocm-smi … --json`."""
+    said = {"name": "AMD Instinct MI325X", "bytes": str(255 * GIB + 900 * (1 << 20)), "gfx": "gfx942"} | facts
+    cards = {
+        f"card{n}": {
+            "Unique ID": f"0xb20{n}",
+            "VRAM Total Memory (B)": said["bytes"],
+            "VRAM Total Used Memory (B)": "12582912",
+            "PCI Bus": f"0000:{n + 64:02X}:00.0",
+            series_key: said["name"],
+            "Card Model": "0x74a5",
+            "GFX Version": said["gfx"],
+        }
+        for n in range(count)
+    }
+    return json.dumps(cards | {"system": {"Driver version": "6.8.5"}})

@@ -6,7 +6,7 @@ import pytest
 
 from tests.rows import each_row
 
-from .stand_in import GIB, Bench, amd_list, amd_static
+from .stand_in import GIB, Bench, amd_list, amd_static, rocm_cards
 
 EIGHT = list(range(8))
 
@@ -36,11 +36,11 @@ def test_kfd_gives_render_nodes_in_the_order_of_amd_smis_ids(bench: Bench) -> No
     assert machine.sources["product"] == "amd-smi"
 
 
-def test_without_node_ids_gpus_are_matched_to_kfd_by_unique_id(bench: Bench) -> None:
+def test_older_rocm_is_matched_to_kfd_by_unique_id(bench: Bench) -> None:
     bench.mi300x(2)
-    static = json.loads(amd_static([0, 1], wrapped=False))
-    static[0]["asic"]["asic_serial"], static[1]["asic"]["asic_serial"] = "0xa102", "0xa101"
-    bench.tool("amd-smi", ("*static*", json.dumps(static)), ("*list*", amd_list(["N/A", "N/A"])))
+    cards = json.loads(rocm_cards(2, series_key="Card series", name="AMD Instinct MI300X"))
+    cards["card0"]["Unique ID"], cards["card1"]["Unique ID"] = "0xa102", "0xa101"
+    bench.tool("rocm-smi", ("*", json.dumps(cards)))
     assert [gpu.render_minor for gpu in bench.detect().gpus] == [129, 128]
 
 
@@ -59,6 +59,23 @@ def test_gfx950_is_told_apart_by_name(bench: Bench, name: str, device: str) -> N
     static = amd_static(EIGHT, name=name, arch="gfx950", id="N/A", mb=294896, units=256)
     bench.tool("amd-smi", ("*static*", static), ("*list*", amd_list(EIGHT)))
     assert bench.detect().device == device
+
+
+@each_row("key", ["Card series", "Card Series"])
+def test_rocm_smi_alone_in_both_spellings(bench: Bench, key: str) -> None:
+    bench.tool("rocm-smi", ("*--json*", "WARNING: low power state\n\n" + rocm_cards(4, series_key=key)))
+    machine = bench.detect()
+    assert (len(machine.gpus), machine.architecture, machine.device) == (4, "gfx942", "MI325X")
+    assert machine.gpus[2].memory_bytes == 255 * GIB + 900 * (1 << 20)
+    assert machine.gpus[2].bus == "0000:42:00.0"
+    assert machine.driver_version == "6.8.5"
+
+
+def test_rocm_smis_decimal_stepping_is_gfx90a(bench: Bench) -> None:
+    cards = rocm_cards(1, series_key="Card Series", name="AMD INSTINCT MI200 (MCM) OAM", gfx="gfx9010")
+    bench.tool("rocm-smi", ("*", cards.replace("0x74a5", "0x7408")))
+    machine = bench.detect()
+    assert (machine.architecture, machine.device) == ("gfx90a", "MI250X")
 
 
 def test_kfd_alone_names_the_product_by_its_device_id(bench: Bench) -> None:
@@ -107,31 +124,35 @@ HALF = amd_static(EIGHT)[:900]
     "text", ["", "\udcff\udcfe\udc90\x00\x01[[[{\udc80" * 50, "[" * 5000, HALF, "{}", "[]", "N/A", '[1, {"gpu": "x"}]'],
     ids=["empty", "noise", "deep", "half", "object", "list", "n/a", "wrong types"],
 )  # fmt: skip
-def test_an_answer_that_is_none_leaves_kfd_and_the_table(bench: Bench, text: str) -> None:
+def test_an_answer_that_is_none_leads_to_the_next_tool(bench: Bench, text: str) -> None:
     bench.tool("amd-smi", ("*", text))
+    bench.tool("rocm-smi", ("*", rocm_cards(2, series_key="Card Series")))
+    machine = bench.detect()
+    assert (len(machine.gpus), machine.device, machine.sources["product"]) == (2, "MI325X", "rocm-smi")
+    assert {problem.where for problem in machine.problems} == {"amd-smi"}
+    bench.tool("rocm-smi", ("*", text))
     bench.mi300x(2)
     machine = bench.detect()
     assert (len(machine.gpus), machine.device, machine.sources["product"]) == (2, "MI300X", "table of products")
-    assert {problem.where for problem in machine.problems} == {"amd-smi"}
+    assert {problem.where for problem in machine.problems} == {"amd-smi", "rocm-smi"}
 
 
-def test_na_everywhere_is_filled_from_the_drivers_files(bench: Bench) -> None:
+def test_na_everywhere_is_filled_from_the_next_tool(bench: Bench) -> None:
     static = amd_static([0, 1], name="N/A", arch="N/A", id="N/A", mb=None, driver="N/A", units="N/A")
     bench.tool("amd-smi", ("*static*", static), ("*list*", amd_list(["N/A", "N/A"])))
-    bench.mi300x(2, device_id=0x74A5)
-    bench.file("sys/module/amdgpu/version", "6.8.5\n")
+    bench.tool("rocm-smi", ("*", rocm_cards(2, series_key="Card Series")))
     machine = bench.detect()
     assert (len(machine.gpus), machine.architecture, machine.device) == (2, "gfx942", "MI325X")
-    assert (machine.driver_version, machine.sources["driver_version"]) == ("6.8.5", "/sys/module/amdgpu/version")
+    assert machine.driver_version == "6.8.5"
 
 
 @pytest.mark.host
-def test_a_hanging_tool_is_named_and_the_drivers_answer_used(bench: Bench) -> None:
+def test_a_hanging_tool_is_named_and_another_ones_answer_used(bench: Bench) -> None:
     bench.limit_s = 0.5
     bench.script("amd-smi", f'echo "$*" >> "{bench.folder}/calls"; sleep 60 & sleep 60')
-    bench.mi300x(8)
+    bench.tool("rocm-smi", ("*", rocm_cards(8, series_key="Card Series")))
     machine = bench.detect()
-    assert (len(machine.gpus), machine.device) == (8, "MI300X")
+    assert (len(machine.gpus), machine.device) == (8, "MI325X")
     assert [(problem.where, problem.what) for problem in machine.problems] == [("amd-smi", "did not end within 0.5 s")]
     calls = (bench.folder / "calls").read_text().splitlines()
     assert sorted(calls) == ["list --json", "static --json"]  # both at once, and none after them
@@ -146,7 +167,7 @@ def test_a_failing_tool_is_named_with_what_it_said(bench: Bench) -> None:
 
 
 def test_tools_are_not_told_which_gpus_a_shell_hides(bench: Bench) -> None:
-    (bench.folder / "all").write_text(amd_static([0, 1]))
-    bench.script("amd-smi", f'[ -z "$ROCR_VISIBLE_DEVICES" ] && cat "{bench.folder}/all"')
+    (bench.folder / "all").write_text(rocm_cards(2, series_key="Card Series"))
+    bench.script("rocm-smi", f'[ -z "$ROCR_VISIBLE_DEVICES" ] && cat "{bench.folder}/all"')
     bench.env = {"ROCR_VISIBLE_DEVICES": "0"}
     assert len(bench.detect().gpus) == 2

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rows import each_row
 
-from .stand_in import Bench, amd_list, amd_static
+from .stand_in import Bench, amd_list, amd_static, rocm_cards
 
 MIB = 1 << 20
 WARNING = "WARNING: GpuProcess is missing the following required groups: render, video.\n"
@@ -77,9 +77,10 @@ def test_guests_and_older_libraries_name_gpus_otherwise(
 
 def test_a_guest_without_unique_ids_is_matched_by_address(bench: Bench) -> None:
     bench.mi300x(4, unique_id=0)
-    listed = [{"gpu": number, "bdf": f"0000:{bus:02X}:00.0"} for number, bus in enumerate((4, 2, 1, 3))]
-    static = amd_static(list(range(4)), name="AMD Instinct MI300X VF")
-    bench.tool("amd-smi", (STATIC, static), (LIST, json.dumps(listed)))
+    cards = json.loads(rocm_cards(4, series_key="Card Series", name="AMD Instinct MI300X VF"))
+    for number, bus in enumerate((4, 2, 1, 3)):
+        cards[f"card{number}"] |= {"Unique ID": "N/A", "PCI Bus": f"0000:{bus:02X}:00.0"}
+    bench.tool("rocm-smi", ("*", json.dumps(cards)))
     assert [gpu.render_minor for gpu in bench.detect().gpus] == [131, 129, 128, 130]
 
 
@@ -163,7 +164,7 @@ def test_amd_smi_of_a_virtualisation_host_lists_what_no_one_can_use(bench: Bench
 
     host = [{"gpu": 0, "bdf": "0000:0c:00.0", "uuid": "ab", "vfs": [{"vf": 0, "bdf": "0000:0c:02.0"}]}]
     bench.tool("amd-smi", ("*", json.dumps(host)))
-    with pytest.raises(CheckFailed, match="amd-smi lists 1 without naming them"):
+    with pytest.raises(CheckFailed, match=r"amd-smi lists 1 without naming them.*rocm-smi: not installed"):
         bench.detect()
 
 

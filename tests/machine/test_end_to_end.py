@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .stand_in import Bench, amd_list, amd_static
+from .stand_in import Bench, amd_list, amd_static, rocm_cards
 
 pytestmark = pytest.mark.host
 
@@ -99,8 +99,9 @@ def test_a_warning_is_said_once(bench: Bench, checkout: Path) -> None:
     assert "numa_balancing" not in explain(bench, "--additional-context", '{"numa_balancing": "0"}').stderr
 
 
-def test_an_older_host_without_amd_smi(bench: Bench, checkout: Path) -> None:
+def test_an_older_host_with_rocm_smi_alone(bench: Bench, checkout: Path) -> None:
     bench.mi300x(2, gfx_target_version=90402, device_id=0x74A5)
+    bench.tool("rocm-smi", ("*--json*", rocm_cards(2, series_key="Card series")))
     bench.tool("hipconfig", ("--version", "6.2.41133-ab12cd34"))
     made = plan(bench)
     assert made["machine"]["device"] == "MI325X"
@@ -109,8 +110,9 @@ def test_an_older_host_without_amd_smi(bench: Bench, checkout: Path) -> None:
 
 def test_a_gpu_that_no_tool_can_read_stops_everything(bench: Bench, checkout: Path) -> None:
     bench.pci("0000:1b:00.0", "1002", "74a1", "120000")
-    bench.script("amd-smi", "echo 'ERROR:root:Driver not initialized (amdgpu not found in modules)'; exit 1")
+    bench.script("rocm-smi", "echo 'ERROR:root:Driver not initialized (amdgpu not found in modules)'; exit 1")
     done = explain(bench)
     assert (done.returncode, done.stdout) == (4, "")
     assert "AMD GPUs are in this machine but cannot be read" in done.stderr
-    assert "amd-smi: exit code 1: ERROR:root:Driver not initialized" in done.stderr
+    for said in ("amd-smi: not installed", "rocm-smi: exit code 1: ERROR:root:Driver not initialized"):
+        assert said in done.stderr

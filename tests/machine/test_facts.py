@@ -100,6 +100,8 @@ def test_addresses_are_as_sysfs_writes_them(value: str, bus: str) -> None:
         ("gfx942", "gfx942"),
         ("GFX950", "gfx950"),
         ("amdgcn-amd-amdhsa--gfx90a:sramecc+:xnack-", "gfx90a"),
+        ("gfx9010", "gfx90a"),
+        ("gfx9012", "gfx90c"),
         ("gfx1010", "gfx1010"),
         ("gfx1201", "gfx1201"),
     ],

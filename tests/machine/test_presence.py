@@ -41,7 +41,7 @@ def test_a_tool_without_a_gpu_anywhere_is_cpu_with_a_note(bench: Bench, complain
 @pytest.mark.host
 def test_a_hanging_tool_without_a_gpu_anywhere_is_cpu_with_a_note(bench: Bench) -> None:
     bench.limit_s = 0.3
-    bench.script("amd-smi", "sleep 60")
+    bench.script("rocm-smi", "sleep 60")
     machine = bench.detect()
     assert machine.vendor == "CPU"
     assert "did not end within 0.3 s" in machine.problems[0].what
@@ -68,11 +68,12 @@ def known_id(bench: Bench) -> None:
 @each_row("trace", [kfd_device, closed_nodes, accelerator, known_id])
 def test_an_amd_gpu_that_cannot_be_read_is_an_error(bench: Bench, trace: object) -> None:
     trace(bench)
-    bench.script("amd-smi", "echo 'ERROR:root:Driver not initialized (amdgpu not found in modules)'; exit 1")
+    bench.script("rocm-smi", "echo 'ERROR:root:Driver not initialized (amdgpu not found in modules)'; exit 1")
     with pytest.raises(CheckFailed) as refused:
         bench.detect()
     assert "AMD GPUs are in this machine but cannot be read" in refused.value.message
-    assert "amd-smi: exit code 1: ERROR:root:Driver not initialized" in refused.value.message
+    assert "amd-smi: not installed" in refused.value.message
+    assert "rocm-smi: exit code 1: ERROR:root:Driver not initialized" in refused.value.message
     assert '{"gpu_vendor": "CPU"}' in refused.value.hint
     assert "--gpu-vendor" not in refused.value.hint
 
@@ -185,10 +186,11 @@ def test_a_broken_nvidia_tool_on_an_amd_machine_is_not_even_asked(bench: Bench, 
     assert (machine.vendor, len(machine.gpus), machine.problems) == ("AMD", 2, ())
 
 
-def test_a_broken_amd_tool_on_an_nvidia_machine_does_not_matter(bench: Bench) -> None:
+def test_broken_amd_tools_on_an_nvidia_machine_do_not_matter(bench: Bench) -> None:
     bench.file("dev/nvidia0")
     bench.tool("nvidia-smi", ("*--query-gpu*", rows(2)), ("", TABLE))
-    bench.script("amd-smi", "echo 'ROCk module is NOT loaded' >&2; exit 1")
+    for tool in ("amd-smi", "rocm-smi"):
+        bench.script(tool, "echo 'ROCk module is NOT loaded' >&2; exit 1")
     machine = bench.detect()
     assert (machine.vendor, len(machine.gpus), machine.problems) == ("NVIDIA", 2, ())
 
@@ -203,10 +205,15 @@ def test_nvidias_answer_does_not_hide_instincts_silently(bench: Bench) -> None:
     assert bench.detect(gpu_vendor="AMD").problems == bench.detect(gpu_vendor="NVIDIA").problems == ()
 
 
-def test_the_tool_that_was_asked_is_in_the_error(bench: Bench) -> None:
+def test_every_tool_that_was_asked_is_in_the_error(bench: Bench) -> None:
     known_id(bench)
-    bench.script("amd-smi", "echo 'AMDSMI_STATUS_NO_DRV' >&2; echo 'cat: no file' >&2; exit 255")
+    bench.script("amd-smi", "echo 'AMDSMI_STATUS_NO_DRV' >&2; exit 255")
+    bench.script("rocm-smi", "echo 'ERROR:root:Driver not initialized'; echo 'cat: no file'; exit 2")
     with pytest.raises(CheckFailed) as refused:
         bench.detect()
-    for said in ("PCI device 0000:c1:00.0 [1002:740c]", "amd-smi: exit code 255: AMDSMI_STATUS_NO_DRV; cat: no file"):
+    for said in (
+        "PCI device 0000:c1:00.0 [1002:740c]",
+        "amd-smi: exit code 255: AMDSMI_STATUS_NO_DRV",
+        "rocm-smi: exit code 2: ERROR:root:Driver not initialized; cat: no file",
+    ):
         assert said in refused.value.message

@@ -3,8 +3,8 @@
 `list` prints a list, `static` and `metric` a list or, in newer versions, {"gpu_data": [...]}; warnings can come before
 the JSON and, before ROCm 7, text after it. Every value may be "N/A", also with exit status 0.
 `metric` has `throttle` (ROCm 6.3 and later), which counts for each reason the ticks in which it held, `…_accumulated`,
-of `accumulation_counter` in all; `…_violation_activity` and `…_violation_status` follow from these. On a partitioned
-GPU they are lists, one entry per compute die. Older tools have `throttle_status` alone.
+of `accumulation_counter` in all; what held since the last question is `…_violation_activity` in percent, and what holds
+now `…_violation_status`. On a partitioned GPU these are lists, one entry per compute die.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ def read_gpu(index: int, entry: Entry) -> Reading:
         "memory_used_gib": gib(_section(entry, "mem_usage").get("used_vram")),
         "utilization_percent": parse_float(_section(entry, "usage").get("gfx_activity")),
     }
-    state = clean(power.get("throttle_status")).upper()
-    slowed = ({"unspecified": 1.0} if state == "THROTTLED" else {}) if state else None
     counters = dict(_counters(throttle)) or None
-    return make_reading(index, values, slowed, counters, parse_float(throttle.get("accumulation_counter")))
+    return make_reading(
+        index, values, _slowed(throttle, power), counters, parse_float(throttle.get("accumulation_counter"))
+    )
 
 
 def _clock(clock: Entry, kind: str) -> float | None:
@@ -138,6 +138,30 @@ def _clock(clock: Entry, kind: str) -> float | None:
     dies = [_section(clock, name) for name in clock if name.split("_")[0] == kind]
     clocks = [value for die in dies if (value := first_number(die, ("clk", "cur_clk"))) is not None]
     return sum(clocks) / len(clocks) if clocks else None
+
+
+def _slowed(throttle: Entry, power: Entry) -> dict[str, float] | None:
+    """Return why the clocks are held down: the parts since the last question, else what holds now."""
+    parts = _most(throttle, "activity") or _most(throttle, "status")
+    if not parts and (state := clean(power.get("throttle_status")).upper()):
+        parts = {"unspecified": float(state == "THROTTLED")}
+    return {reason: part for reason, part in parts.items() if part > 0} if parts else None
+
+
+def _most(throttle: Entry, kind: str) -> dict[str, float]:
+    """Return for each reason the highest of its parts, over dies and over the names that it has."""
+    found: dict[str, float] = {}
+    for name, reason in REASONS.items():
+        for value in _scalars(throttle.get(f"{name}_violation_{kind}")):
+            part = _active(value) if kind == "status" else parse_float(value)
+            if part is not None and part >= 0:
+                found[reason] = max(min(1.0, part if kind == "status" else part / 100), found.get(reason, 0.0))
+    return found
+
+
+def _active(value: Json) -> float | None:
+    state = clean(value).upper()
+    return float(state in ("ACTIVE", "TRUE")) if state else None
 
 
 def _counters(throttle: Entry) -> Iterator[tuple[str, float]]:

@@ -1,7 +1,7 @@
 """What a source answers (facts of GPUs, readings of them, processes on them), and how the tools' values are read.
 
-Forms: amd-smi writes `{"value": n, "unit": "u"}`, a bare number or `N/A`. A value that is not known is `N/A`,
-`N/A (Secondary die)`, `[Not Supported]`, `AMDSMI_STATUS_…`.
+Forms: amd-smi writes `{"value": n, "unit": "u"}`, a bare number or `N/A`; rocm-smi writes numbers as text. A value that
+is not known is `N/A`, `N/A (Secondary die)`, `[Not Supported]`, `AMDSMI_STATUS_…`.
 """
 
 from __future__ import annotations
@@ -278,9 +278,12 @@ def bus_id(value: Json) -> str:
 
 
 def gfx_name(value: Json) -> str:
-    """Return gfx942 from a text that names it."""
+    """Return gfx942 from a text that names it; rocm-smi's gfx9010 is gfx90a, its stepping printed in decimal."""
     found = re.search(r"\bgfx[0-9a-f]{3,5}\b", clean(value).lower())
-    return found[0] if found else ""
+    if not found:
+        return ""
+    decimal = re.fullmatch(r"(gfx9\d)(1\d)", found[0])
+    return f"{decimal[1]}{int(decimal[2]):x}" if decimal else found[0]
 
 
 def short_version(value: Json) -> str:

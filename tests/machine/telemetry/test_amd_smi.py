@@ -125,8 +125,27 @@ def test_what_held_at_every_tick_since_the_driver_was_loaded_was_not_counted() -
     assert told.throttled_by == {"PROCHOT": 0.25}, "HBM is not counted, the socket was held before and not since"
 
 
-@each_row(("state", "slowed"), [("THROTTLED", {"unspecified": 1.0}), ("UNTHROTTLED", {}), ("N/A", None)])
-def test_an_old_driver_s_state_has_no_reason(state: str, slowed: dict[str, float] | None) -> None:
+@each_row(
+    ("throttle", "slowed"),
+    [
+        ({"ppt_violation_activity": value(80, "%"), "hbm_thermal_violation_activity": 0}, {"power cap": 0.8}),
+        ({"gfx_clk_below_host_limit_thermal_violation_activity": {"xcp_0": ["12 %", "N/A"]}}, {"thermal": 0.12}),
+        (
+            {"gfx_clk_below_host_limit_power_violation_activity": {"value": {"xcp_0": [40, "N/A"]}, "unit": "%"}},
+            {"power cap": 0.4},
+        ),
+        ({"prochot_violation_status": "ACTIVE", "ppt_violation_status": "NOT ACTIVE"}, {"PROCHOT": 1.0}),
+        ({"vr_thermal_violation_status": "NOT ACTIVE"}, {}),
+        ({"vr_thermal_violation_status": "N/A"}, None),
+        ({}, None),
+    ],
+)
+def test_what_holds_now(throttle: dict[str, object], slowed: dict[str, float] | None) -> None:
+    assert read_gpu(0, metric(0, throttle=throttle)).slowed == slowed
+
+
+@each_row(("state", "slowed"), [("THROTTLED", {"unspecified": 1.0}), ("UNTHROTTLED", {})])
+def test_an_old_driver_s_state_has_no_reason(state: str, slowed: dict[str, float]) -> None:
     assert read_gpu(0, metric(0, power={"throttle_status": state})).slowed == slowed
 
 
