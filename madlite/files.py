@@ -536,13 +536,13 @@ def read_inside(path: Path, root: Path, *roots: Path, limit_bytes: int = LIMIT_B
     return read_plain(path, root, *roots, limit_bytes=limit_bytes)
 
 
-def read_as_spelled(path: Path, root: Path, limit_bytes: int = LIMIT_BYTES) -> bytes:
-    """Return what a plain file holds that a card names: one elsewhere by its path, not by a link below `root`.
+def read_as_spelled(path: Path, root: Path | None, limit_bytes: int = LIMIT_BYTES) -> bytes:
+    """Return what a plain file holds that a card names: one elsewhere by its path, not by a link below a `root`.
 
     Raises:
         OSError: it cannot be read as `read_plain` has it.
     """
-    roots = (root,) if spells(path, root) else ()
+    roots = (root,) if root is not None and spells(path, root) else ()
     return read_plain(path, *roots, limit_bytes=limit_bytes)
 
 

@@ -44,7 +44,6 @@ from madlite.store.folder import (
     has_record,
     has_result,
     is_alive,
-    is_collected,
     other_host,
     read_progress,
     read_run,
@@ -296,15 +295,15 @@ def _collect(
     """
     if why := _why_not(folder, own, cut_off=running is not None):
         raise RecordError(why)
-    if is_collected(folder):
+    if exists(folder / RECORD):
         return _already(folder)
     path = _file_of(folder, workspace, output) if named else output
     with closing(RunFolder.reopen(folder)) as run_folder:
-        if is_collected(folder):  # by now
+        if exists(folder / RECORD):  # by now
             if not read_run(folder).at:  # made right here: the run's own was removed at its end
                 run_folder.end_journal()
             return _already(folder)
-        if running is None or exists(folder / RECORD) or has_result(folder):
+        if running is None or has_result(folder):
             return (yield from _write(load_result(folder), run_folder, workspace, path))
         done = yield from _write(_cut_off(run_folder), run_folder, workspace, path, keep_journal=bool(running))
         if not running:
@@ -316,11 +315,11 @@ def _why_not(folder: Path, own: Collection[str], *, cut_off: bool) -> str:
     """Return why a command may not collect a run, "" where it may; one that was `cut_off` where that is wanted."""
     if folder.name not in own:
         return f"it did not begin in this folder: it is not in {RUNS}/{EVENTS}"
-    if is_collected(folder):
+    if exists(folder / RECORD):
         return ""
     if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: the run is theirs to collect
         return "it is another user's"
-    if cut_off or exists(folder / RESULT) or exists(folder / RECORD):
+    if cut_off or exists(folder / RESULT):
         return ""
     return "it is still running" if is_alive(folder) else f"it was cut off: it has no {RESULT} (madlite clean)"
 

@@ -45,7 +45,6 @@ from madlite.store.folder import (
     RunRows,
     exists,
     is_alive,
-    is_collected,
     left_runs,
     lock_name,
     locked_name,
@@ -375,7 +374,7 @@ def _end_recorded(path: Path) -> None:
     """Remove what was left for a run that was still running when its row was written: its files, and the journal."""
     with suppress(OSError), closing(RunFolder.reopen(path)) as folder:
         remove_run_files(path)
-        if is_collected(path):
+        if exists(path / RECORD):
             folder.end_journal()
 
 

@@ -78,10 +78,7 @@ def dockerfile_text(image: Image) -> str:
 def _dockerfile(image: Image) -> bytes:
     path = Path(str(image.dockerfile))
     try:
-        root = image.root
-        if root is None:
-            return read_plain(path, limit_bytes=_LIMIT_BYTES)
-        return read_as_spelled(path, root, limit_bytes=_LIMIT_BYTES)
+        return read_as_spelled(path, image.root, limit_bytes=_LIMIT_BYTES)
     except OSError as error:
         raise RuntimeProblem(f"{path} cannot be read: {error.strerror}", cause=Cause.BUILD) from error
 

@@ -7,13 +7,14 @@ import re
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from madlite.cancellation import check
 from madlite.errors import RuntimeProblem
+from madlite.files import replacing_file
 from madlite.images.build import build, build_with_buildkit, dockerfile_text, needs_buildkit
 from madlite.images.client import (
     Client,
@@ -176,20 +177,15 @@ def save(client: Client, ref: str, file: Path, say: Say) -> None:
         RuntimeProblem: it cannot be written.
     """
     say(f"saving {ref} as {file}")
-    part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with closing_answers(client), part.open("wb") as out:
+        with closing_answers(client), replacing_file(file) as out:
             for chunk in client.get_image(ref):
                 check()
                 out.write(chunk)
-        part.replace(file)
     except OSError as error:  # the engine's refusals are such
         what = f"{file} cannot be written: {error.strerror or error_text(error)}"
         raise RuntimeProblem(what, f"docker save -o {file} {ref}", cause=Cause.IMAGE) from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
 
 
 def load(client: Client, ref: str, file: Path, say: Say) -> None:

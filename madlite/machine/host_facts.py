@@ -11,6 +11,7 @@ import re
 import resource
 import socket
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from madlite.machine.host import is_balancing, list_folder, read_file
@@ -149,13 +150,9 @@ def _numbers(text: str) -> Iterable[int]:
 
 def _text(numbers: list[int]) -> str:
     """Return sorted numbers as a list with ranges."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+    neighbours = groupby(enumerate(numbers), lambda placed: placed[1] - placed[0])
+    ranges = ([number for _, number in group] for _, group in neighbours)
+    return ",".join(f"{found[0]}-{found[-1]}" if len(found) > 1 else str(found[0]) for found in ranges)
 
 
 # What connects this machine with others: RDMA devices, the index of their RoCE v2 address, and a network interface.

@@ -6,6 +6,7 @@ and the guarantees: docs/perf-csv.md (source: madengine 1.0 and 2.1, observed).
 
 from __future__ import annotations
 
+import codecs
 import csv
 import errno
 import io
@@ -112,13 +113,9 @@ def _read(lines: Sequence[str], width: int) -> _Ending:
 
 def _partial_character_bytes(tail: bytes) -> int:
     """Return how many bytes at the end begin a UTF-8 character without ending it."""
-    for size, byte in enumerate(reversed(tail[-3:]), start=1):
-        if byte < 0x80:
-            return 0
-        if byte >= 0xC0:
-            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return size if size < length else 0
-    return 0
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    decoder.decode(tail[-3:])
+    return len(decoder.getstate()[0])
 
 
 # Result columns join the header of perf.csv: the one case in which the file is written anew.

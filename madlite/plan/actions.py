@@ -40,6 +40,7 @@ from madlite.secrets import shaped, split_userinfo
 HOME = "/data_dlm"
 CUSTOM_LIMIT_S, S3_LIMIT_S, NAS_COPY_LIMIT_S, NAS_MOUNT_LIMIT_S = 1200.0, 3600.0, 2400.0, 120.0
 AWS_REGION = "us-east-2"
+_NOWHERE = "is neither in the environment nor in credential.json"
 _SIZE = ' && du -sh -- "$1"'  # the last line of a fetch is the size of the data
 _CUSTOM = 'mkdir -p -- "$1" && cd -- "$1" && bash "$2" {args}' + _SIZE
 # the client goes into a folder of its own, so that it changes no package of the training's
@@ -180,23 +181,18 @@ def _service(name: str, inputs: RunInputs) -> Mapping[str, str]:
 def _minio(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
     service = _service("MAD_MINIO", inputs)
     address = service.get("MINIO_ENDPOINT", "")
-    if not address:
-        return DataPlan(problem="MAD_MINIO with MINIO_ENDPOINT is neither in the environment nor in credential.json")
-    if problem := inputs.check_endpoint(address):
-        return DataPlan(problem=problem)
-    endpoint = service.get("AWS_ENDPOINT_URL_S3") or address
-    return _of_bucket(use, provider, inputs, service, service.get("REGION", "us-east-1"), endpoint)
+    region, endpoint = service.get("REGION", "us-east-1"), service.get("AWS_ENDPOINT_URL_S3") or address
+    problem = inputs.check_endpoint(address) if address else f"MAD_MINIO with MINIO_ENDPOINT {_NOWHERE}"
+    return DataPlan(problem=problem) if problem else _of_bucket(use, provider, inputs, service, region, endpoint)
 
 
 def _aws(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
     service = _service("MAD_AWS_S3", inputs)
-    if not service.get("USERNAME") or not service.get("PASSWORD"):
-        what = "MAD_AWS_S3 with USERNAME and PASSWORD is neither in the environment nor in credential.json"
-        return DataPlan(problem=what)
     region, endpoint = service.get("REGION", AWS_REGION), service.get("AWS_ENDPOINT_URL_S3", "")
-    if problem := inputs.check_endpoint(endpoint or f"https://s3.{region}.amazonaws.com"):
-        return DataPlan(problem=problem)
-    return _of_bucket(use, provider, inputs, service, region, endpoint)
+    problem = f"MAD_AWS_S3 with USERNAME and PASSWORD {_NOWHERE}"
+    if service.get("USERNAME") and service.get("PASSWORD"):
+        problem = inputs.check_endpoint(endpoint or f"https://s3.{region}.amazonaws.com")
+    return DataPlan(problem=problem) if problem else _of_bucket(use, provider, inputs, service, region, endpoint)
 
 
 def _of_bucket(
@@ -229,7 +225,7 @@ def _nas(use: DataUse, provider: Provider, inputs: RunInputs) -> DataPlan:
     """Return the copy into a mirror; without one the folder itself, but on the host, where no mount is to stay."""
     nodes = inputs.services.get("NAS_NODES", ())
     if not nodes:
-        return DataPlan(problem="NAS_NODES is neither in the environment nor in credential.json")
+        return DataPlan(problem=f"NAS_NODES {_NOWHERE}")
     problems = [_node_problem(node, inputs) for node in nodes]
     if "" not in problems:
         return DataPlan(problem="; ".join(problems))

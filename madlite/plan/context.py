@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -25,7 +25,6 @@ from madlite.plan.fields import ALIASES, CONTEXT_KEYS, PLAN_KEYS, VARIABLE, VARI
 # madengine's keys that nothing here acts on; their types are checked all the same
 REMOTE_KEYS = ("slurm", "k8s", "kubernetes", "deploy")  # they send runs to other machines
 NOT_YET = (*REMOTE_KEYS, "vllm", "deployment_config", "env_vars", "timeout", "debug")
-_Scalar: TypeAlias = str | int | float | bool  # `plan.values` checks which one a key takes
 _Text = Annotated[str, msgspec.Meta(min_length=1)]  # the empty text is in every line
 
 
@@ -52,16 +51,8 @@ class Tool(msgspec.Struct, frozen=True):
     env_vars: dict[str, str | int | float | bool] = {}
 
 
-if TYPE_CHECKING:
-    _PlanKeys = ScanKeys
-else:
-    _PlanKeys = msgspec.defstruct(
-        "_PlanKeys", [(key, _Scalar | None, None) for key in CONTEXT_KEYS], bases=(ScanKeys,), frozen=True, kw_only=True
-    )
-
-
-class ContextKeys(_PlanKeys, frozen=True, kw_only=True):
-    """The context keys madlite acts on, with their types."""
+class ContextKeys(ScanKeys, frozen=True, kw_only=True):
+    """The context keys madlite acts on, with their types; those of a plan are in the table of `plan.fields`."""
 
     gpu_vendor: str | None = None
     guest_os: str | None = None
@@ -135,7 +126,7 @@ class Context(Value, frozen=True):
 
         Of one source those below `settings` win over those at its top.
         """
-        given = [(key, key, getattr(self.typed, key)) for key in CONTEXT_KEYS]
+        given = [(key, key, self.values.get(key)) for key in CONTEXT_KEYS]
         given += [(f"settings.{key}", key, value) for key, value in self.typed.settings.items()]
         found = [(self.origins.get(path, "context"), key, value) for path, key, value in given if value is not None]
         return sorted(found, key=lambda value: (value[0].startswith("-"), value[0].startswith(FROM_FILE)))
@@ -230,7 +221,7 @@ def context_on(under: Mapping[str, Json], origin: str, context: Context, done: C
 
 def unused_keys(context: Context) -> list[str]:
     """Return a sentence for each key that nothing here acts on; a misspelt one gets a suggestion."""
-    known = [*ContextKeys.__struct_fields__, *MACHINE_KEYS]
+    known = [*ContextKeys.__struct_fields__, *CONTEXT_KEYS, *MACHINE_KEYS]
     found = []
     for key in context.values:
         if key in REMOTE_KEYS or (key in NOT_YET and not context.values[key]):

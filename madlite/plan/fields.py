@@ -378,17 +378,17 @@ def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], layer: Layer, 
     where = f"{layer.origin} {value}" if has_own_option(layer.origin) else f"{layer.origin} {given}={value}"
     if key.startswith("env."):
         return _variable(key[4:], value, where)
-    wanted = type(settings[key]) if key in settings else BY_KEY[key].type
+    noun, read = _TYPES[type(settings[key]) if key in settings else BY_KEY[key].type]
     try:
-        fitted = _convert(value, wanted)
+        fitted = read(str(value))
     except (ValueError, OverflowError):
-        raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]}") from None
+        raise UsageProblem(f"{where}: {key} takes {noun}") from None
     if key == "precision" and key not in settings:
-        fitted = str(fitted).strip().upper()
+        fitted = fitted.strip().upper()
     least = BY_KEY[key].least if key not in settings else None
-    if least is not None and fitted < least:  # type: ignore[operator]
-        raise UsageProblem(f"{where}: {key} takes {_NOUNS[wanted]} of at least {least}")
-    return fitted
+    if least is not None and fitted < least:
+        raise UsageProblem(f"{where}: {key} takes {noun} of at least {least}")
+    return fitted  # type: ignore[no-any-return]
 
 
 def _variable(name: str, value: Scalar, where: str) -> str:
@@ -397,14 +397,6 @@ def _variable(name: str, value: Scalar, where: str) -> str:
     return str(value)
 
 
-_NOUNS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    Part: "a percentage from 0.001% to 20% such as 0.5%, or 0 for none",
-    Size: "a size of at least 16K, such as 500M or 2G, or 0 for no limit",
-}
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -420,23 +412,27 @@ def as_bool(value: Scalar) -> bool:
     return _WORDS[word]
 
 
-def _convert(value: Scalar, wanted: type) -> Scalar:
-    if wanted is bool:
-        return as_bool(value)
-    if wanted is Part:
-        return as_part(str(value))
-    if wanted is Size:
-        return as_size(str(value))
-    if wanted is int:
-        return int(str(value)) if _WHOLE_NUMBER.fullmatch(str(value).strip()) else _reject(value)
-    if wanted is float:
-        number = float(value)
-        return number if math.isfinite(number) else _reject(value)
-    return value if isinstance(value, str) else str(value)
+def _whole(text: str) -> int:
+    if not _WHOLE_NUMBER.fullmatch(text.strip()):
+        raise ValueError(text)
+    return int(text)
 
 
-def _reject(value: Scalar) -> Scalar:
-    raise ValueError(value)
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(text)
+    return number
+
+
+# what a value of each type is called, and how it is read from text
+_TYPES: Mapping[type, tuple[str, Callable[[str], Any]]] = {
+    bool: ("true or false", as_bool),
+    int: ("a whole number", _whole),
+    float: ("a number", _finite),
+    str: ("text", str),
+    Part: ("a percentage from 0.001% to 20% such as 0.5%, or 0 for none", as_part),
+    Size: ("a size of at least 16K, such as 500M or 2G, or 0 for no limit", as_size),
+}
 
 
 # A limit of silence of a run whose steps nobody reads: it concerns any output, and there is none by default.

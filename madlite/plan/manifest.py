@@ -8,6 +8,7 @@ has what a tag added to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
 
 import msgspec
@@ -112,11 +113,9 @@ def _keyed(images: Sequence[BuiltImage]) -> dict[str, BuiltImage]:
     """Return the images by the key madengine 2 gives them; the same card with other args gets one of its own."""
     keyed: dict[str, BuiltImage] = {}
     for image in images:
-        key = wanted = _key(image)
-        n = 1
-        while key in keyed and _made_of(keyed[key]) != _made_of(image):
-            n += 1
-            key = f"{wanted} #{n}"
+        wanted = _key(image)
+        keys = chain([wanted], (f"{wanted} #{n}" for n in count(2)))
+        key = next(key for key in keys if key not in keyed or _made_of(keyed[key]) == _made_of(image))
         keyed[key] = image
     return keyed
 

@@ -13,6 +13,7 @@ import shlex
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -72,7 +73,10 @@ def render(plan: RunPlan, search: Sequence[Path]) -> tuple[Rendered, ...]:
 
 
 def _render_one(plan: RunPlan, file: FileTemplate, search: tuple[Path, ...]) -> Rendered:
-    source = _find(file.template, search, plan)
+    source = _find(file.template, search)
+    if source is None:
+        where = ", ".join(map(str, search)) or "no folder"
+        raise UsageProblem(f"template '{file.template}' of backend '{plan.backend}' is in none of {where}", keys=())
     try:
         data = read_bytes(source, f"template {source}") if file.raw else _filled(file, source, plan, search)
     except UsageProblem as problem:
@@ -106,14 +110,8 @@ def render_text(name: str, search: Sequence[Path], variables: Mapping[str, objec
         raise UsageProblem(f"template '{name}': {type(error).__name__}: {error}") from error
 
 
-def _find(name: str, search: tuple[Path, ...], plan: RunPlan) -> Path:
-    for folder in search:
-        if exists(folder / name):
-            return folder / name
-    raise UsageProblem(
-        f"template '{name}' of backend '{plan.backend}' is in none of {', '.join(map(str, search)) or 'no folder'}",
-        keys=(),
-    )
+def _find(name: str, search: tuple[Path, ...]) -> Path | None:
+    return next((folder / name for folder in search if exists(folder / name)), None)
 
 
 @lru_cache(maxsize=8)
@@ -140,8 +138,7 @@ def _load(name: str, search: tuple[Path, ...]) -> tuple[str, str, Callable[[], b
     """
     if ".." in Path(name).parts or Path(name).is_absolute():
         return None
-    file = next((folder / name for folder in search if exists(folder / name)), None)
-    if file is None:
+    if (file := _find(name, search)) is None:
         return None
     before = file.stat().st_mtime_ns
     return read_text(file, f"template {file}"), str(file), lambda: exists(file) and file.stat().st_mtime_ns == before
@@ -301,12 +298,8 @@ def _name(own: str, text: str, sources: Mapping[str, str], taken: Iterable[str])
         if value == text and (is_secret_name(name) or name.endswith(_ACCOUNT)):
             return name
     free = own if own not in sources and own not in taken else f"{_OWN}{own}"
-    n = 1
-    wanted = free
-    while wanted in taken or wanted in sources:
-        n += 1
-        wanted = f"{free}_{n}"
-    return wanted
+    others = (f"{free}_{n}" for n in count(2))
+    return next(wanted for wanted in chain([free], others) if wanted not in taken and wanted not in sources)
 
 
 def _refuse_missing(places: Mapping[str, Sequence[str]], sources: Mapping[str, str], where: str) -> None:

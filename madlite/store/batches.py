@@ -37,7 +37,7 @@ from madlite.store.events import (
     now,
 )
 from madlite.store.folder import RECORD, exists, is_run, open_runs, real_folders
-from madlite.store.locks import is_locked, open_locked, remove_locked
+from madlite.store.locks import is_locked, lock_of, open_locked, remove_locked
 
 _LOCKS = ".batch-*.lock"
 
@@ -349,15 +349,7 @@ class StudyFolder:
         with open_runs(workspace, make=True) as runs:
             append(runs, StudyStarted(study=study_id, kind=kind, request=request or {}))
             home = runs.below(study_path(workspace, study_id).name, new=True)
-        return cls._locked(home)
-
-    @classmethod
-    def _locked(cls, home: Folder) -> StudyFolder:
-        try:
-            return cls(home, open_locked(home, _LOCK))
-        except OSError:
-            home.close()
-            raise
+        return cls(home, lock_of(home, _LOCK))
 
     @classmethod
     def reopen(cls, workspace: Path, study_id: str) -> StudyFolder:
@@ -374,7 +366,7 @@ class StudyFolder:
             raise PermissionError(errno.EPERM, "it did not begin in this folder", str(path))
         with open_runs(workspace) as runs:
             home = runs.below(path.name, make=True)
-        return cls._locked(home)
+        return cls(home, lock_of(home, _LOCK))
 
     @property
     def path(self) -> Path:

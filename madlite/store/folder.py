@@ -21,14 +21,14 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from madlite.errors import UsageProblem
-from madlite.files import NO_SPACE, Folder, kind_of, read_limited, read_plain, write_all
+from madlite.files import NO_SPACE, Folder, append_lines, kind_of, read_limited, read_plain, write_all
 from madlite.model import FileName, RunPlan, Value, json_line
 from madlite.model.results import Attempt
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import secrets_in
 from madlite.secrets import collect, masked_json
 from madlite.store.events import EVENTS, EventLog, JobEvent, RunImported, Started, Submitted, append, is_own, now
-from madlite.store.locks import is_locked, open_locked, remove_locked
+from madlite.store.locks import is_locked, lock_of, open_locked, remove_locked
 
 # Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
 
@@ -57,7 +57,6 @@ _LOG = logging.getLogger(__name__)
 CHECK_PREFIX, CHECK_REQUEST = "check-", "request.json"  # of a check of a cluster: its folder, and the file it locks
 LOCK, HANDLE, PLAN, LOG, RECORD = "lock", "handle", "plan.json", "run.log", "record.json"
 STEPS, CONTEXT, RESULT = "steps.jsonl", "context.json", "result.json"
-_SAVED_ROWS = "rows.csv"  # of an earlier madlite, beside a record whose rows no file took
 CHECKPOINT = "checkpoint"  # where a workload may keep what the next attempt goes on from
 WORK, VIEW = "work", ".view"  # what a container sees of the run's folder, and in place of the folder of runs
 _NEW_LOCK = f".{LOCK}"
@@ -178,11 +177,7 @@ class RunFolder:
 
     @classmethod
     def _locked(cls, home: Folder, *, begun: bool) -> RunFolder:
-        try:
-            folder = cls(home, open_locked(home, LOCK))
-        except OSError:
-            home.close()
-            raise
+        folder = cls(home, lock_of(home, LOCK))
         try:
             if not begun:
                 os.close(home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND))  # it can be written to
@@ -258,11 +253,7 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> str:
         """Write one file of text; return the error message, "" if none: a full disk must not cost the verdict."""
-        try:
-            self.write(name, text.encode("utf-8", "backslashreplace"))
-        except OSError as error:
-            return f"{name} could not be written: {error.strerror}"
-        return ""
+        return self.stream(name, [text.encode("utf-8", "backslashreplace")])
 
     def write_result(self, text: str) -> str:
         """Write the run's result file; return the error message, "" if none."""
@@ -368,9 +359,8 @@ def is_alive(folder: Path) -> bool:
 class LeftRun(NamedTuple):
     """A run without a madlite that may have something left to do, as its folder shows it at this moment.
 
-    `cut off`: it has neither a record nor a result; `uncollected`: it has a result and no record, or, as an earlier
-    madlite left it, a record with rows that no file took; `recorded`: something of it may be running, or it was killed
-    right then.
+    `cut off`: it has neither a record nor a result; `uncollected`: it has a result and no record; `recorded`: something
+    of it may be running, or it was killed right then.
     """
 
     folder: Path
@@ -398,13 +388,8 @@ def left_runs(workspace: Path, *, planted: bool = False) -> tuple[LeftRun, ...]:
 def left_run(folder: Path) -> LeftRun | None:
     """Return what is left to do of a run, whoever made its folder; None of one that is over or goes on."""
     if _has(folder, RECORD):
-        has_journal = exists(folder / RUN_JOURNAL)
-        if not (has_journal or exists(folder / _SAVED_ROWS)) or is_alive(folder):  # as few have
-            return None
-        journal = read_run(folder)
-        if journal.cleaned is None and not is_collected(folder):
-            return LeftRun(folder, "uncollected", journal)
-        return LeftRun(folder, "recorded", journal) if has_journal else None
+        is_left = exists(folder / RUN_JOURNAL) and not is_alive(folder)  # as few are
+        return LeftRun(folder, "recorded", read_run(folder)) if is_left else None
     is_run = exists(folder / PLAN) or exists(folder / LOCK) or exists(folder / RESULT)
     # the lock first: a run that ends between the two checks has its record by then
     if not is_run or is_alive(folder) or _has(folder, RECORD):
@@ -435,13 +420,8 @@ def is_uncollected(folder: Path) -> bool:
     return left is not None and left.state == "uncollected"
 
 
-class _Rows(Value, frozen=True):
-    appended: bool = True
-
-
 class _Recorded(Value, frozen=True):
     id: str = ""
-    rows: _Rows | None = None
 
 
 class _Result(Value, frozen=True):
@@ -452,12 +432,6 @@ def has_record(folder: Path) -> bool:
     """Return whether a run has its record; a workload may have a file of that name, which does not name the run."""
     found = _read(folder / RECORD, _Recorded)
     return found is not None and found.id == folder.name
-
-
-def is_collected(folder: Path) -> bool:
-    """Return whether a run has its record, whose rows are in their file."""
-    found = _read(folder / RECORD, _Recorded)
-    return exists(folder / RECORD) and (found is None or found.rows is None or found.rows.appended)
 
 
 def has_result(folder: Path) -> bool:
@@ -744,9 +718,7 @@ def add_entry(home: Folder, entry: RunEntry) -> str:
         data = read_limited(fd, _JOURNAL_BYTES, RUN_JOURNAL)
         if (whole := len(_whole_lines(data))) < len(data):  # an earlier command was killed
             os.ftruncate(fd, whole)
-        line = json_line(entry)
-        if os.write(fd, line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append_lines(fd, json_line(entry), RUN_JOURNAL)
     except OSError as error:
         is_first = entry.rows is not None and not entry.rows.appended
         if data is not None:  # else nobody knows what it has

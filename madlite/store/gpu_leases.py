@@ -29,7 +29,7 @@ from msgspec import structs
 from madlite.errors import UsageProblem
 from madlite.files import Folder
 from madlite.model import Gpu, Value
-from madlite.store.locks import acquire, is_held
+from madlite.store.locks import acquire, is_held, open_locked
 from madlite.text import printable
 
 VARIABLE = "MADLITE_GPU_LEASES"
@@ -39,7 +39,6 @@ _OTHERWISE = Path("/tmp")  # noqa: S108 - the folder in it is used by all users,
 _NAME = "madlite"
 _FOR_ALL, _FILE_FOR_ALL = 0o1777, 0o666
 _LIMIT_BYTES = 16 << 10
-_TRIES = 10  # to lock a file that others remove meanwhile
 _PREFIX = "gpu-"
 _TURN = "turn"
 
@@ -192,7 +191,10 @@ class LeaseFolder:
             UsageProblem: its file cannot be used.
         """
         try:
-            return _taken(self._folder, name)
+            fd = open_locked(self._folder, name, 0, open_file=_open)
+            return GpuLease(self._folder, name, fd), _read(fd)
+        except BlockingIOError:
+            return None
         except OSError as error:
             raise _unusable(self._folder.path / name, error) from error
 
@@ -231,31 +233,6 @@ class LeaseFolder:
         self._folder.close()
 
 
-def _taken(folder: Folder, name: str) -> tuple[GpuLease, LeaseHolder | None] | None:
-    """Lock a file that has its name also once it is locked; None where another process has it.
-
-    Raises:
-        OSError: it cannot be used.
-    """
-    for _ in range(_TRIES):
-        try:
-            fd = _open(folder, name)
-        except FileExistsError:  # made between our two attempts
-            continue
-        try:
-            acquire(fd, 0)
-            if _is_named(folder, name, fd):
-                return GpuLease(folder, name, fd), _read(fd)
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        except OSError:
-            os.close(fd)
-            raise
-        os.close(fd)  # it was removed: who comes next would lock another file
-    raise OSError(errno.EAGAIN, "it comes and goes")
-
-
 def _open(folder: Folder, name: str) -> int:
     """Return a descriptor of a file for all, made where there is none."""
     try:
@@ -269,13 +246,6 @@ def _open(folder: Folder, name: str) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def _is_named(folder: Folder, name: str, fd: int) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), folder.status(name))
-    except OSError:
-        return False
 
 
 def _state(folder: Folder, name: str) -> LeaseState:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from madlite.files import Folder
 QUERY_S = 2.0
 """A process that only looks whether a lock is held has it for a moment."""
 _RETRY_S = 0.005
+_TRIES = 10_000  # to lock a file that others remove meanwhile
 
 
 def acquire(lock: int, limit_s: float | None = QUERY_S, *, shared: bool = False) -> None:
@@ -43,14 +45,21 @@ def release(lock: int) -> None:
     os.close(lock)
 
 
-def open_locked(folder: Folder, name: str, limit_s: float | None = QUERY_S) -> int:
+def open_locked(
+    folder: Folder, name: str, limit_s: float | None = QUERY_S, *, open_file: Callable[[Folder, str], int] | None = None
+) -> int:
     """Return the descriptor of a lock file, made where there is none; who had it may have taken the file away.
 
+    `open_file` opens it, where that is not `Folder.open_file`.
+
     Raises:
-        OSError: as `acquire`, or it cannot be opened.
+        OSError: as `acquire`, or it cannot be opened, or is taken away again and again.
     """
-    while True:
-        lock = folder.open_file(name)
+    for _ in range(_TRIES):
+        try:
+            lock = (open_file or Folder.open_file)(folder, name)
+        except FileExistsError:  # made between two attempts of ours
+            continue
         try:
             acquire(lock, limit_s)
             if os.path.samestat(os.fstat(lock), folder.status(name)):
@@ -61,6 +70,20 @@ def open_locked(folder: Folder, name: str, limit_s: float | None = QUERY_S) -> i
             os.close(lock)
             raise
         os.close(lock)
+    raise OSError(errno.ESTALE, "it comes and goes", name)
+
+
+def lock_of(home: Folder, name: str) -> int:
+    """Return the descriptor of an open folder's lock; where that cannot be had the folder is closed.
+
+    Raises:
+        OSError: as `open_locked`.
+    """
+    try:
+        return open_locked(home, name)
+    except OSError:
+        home.close()
+        raise
 
 
 def remove_locked(folder: Folder, name: str, lock: int) -> None:

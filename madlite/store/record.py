@@ -25,7 +25,6 @@ from madlite.errors import RecordError
 from madlite.files import read_plain, wrong_key
 from madlite.measure.steps import Steps
 from madlite.model import (
-    QUANTITIES,
     Cause,
     DataUse,
     FileName,
@@ -35,7 +34,6 @@ from madlite.model import (
     Metric,
     PathBelow,
     Place,
-    Quantity,
     Result,
     RunPlan,
     Scalar,
@@ -467,7 +465,6 @@ def _container(plan: RunPlan) -> dict[str, str]:
 
 LIMIT_BYTES = 256 << 20
 _LIMIT_PLAN_BYTES = 16 << 20
-_STATUS_OF_SAYS = {"agrees": "pass", "doubts": "warn", "denies": "fail", "silent": "unknown"}  # of version 1
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 
@@ -485,11 +482,17 @@ def load_record(folder: Path) -> Record | None:
         return None
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
-        if version > VERSION:  # its fields may have other meanings, also where all of them can be read
-            raise RecordError(f"{RECORD}: it is of version {version}, of a newer madlite")
-        return _decode_version_1(data) if version == 1 else msgspec.json.decode(data, type=Record)
+        _check_version(version, VERSION, RECORD)
+        return msgspec.json.decode(data, type=Record)
     except UNREADABLE as error:
         raise RecordError(f"{RECORD}: {error}") from error
+
+
+def _check_version(version: int, known: int, name: str) -> None:
+    """Refuse a file of another version: its fields may have other meanings, also where all of them can be read."""
+    if version != known:
+        age = "a newer" if version > known else "an older"
+        raise RecordError(f"{name}: it is of version {version}, of {age} madlite")
 
 
 def _content(file: Path) -> bytes | None:
@@ -556,25 +559,6 @@ def read_plan(folder: Path) -> RunPlan | None:
         return None
 
 
-def _decode_version_1(data: bytes) -> Record:
-    """Return a record of version 1: its checks were witnesses, a window named its quantity by its label alone."""
-    fields = msgspec.json.decode(data)
-    old = fields.pop("witnesses", ())
-    fields["checks"] = [
-        {**check, "status": _STATUS_OF_SAYS.get(str(check.get("says")), "")} for check in old if isinstance(check, dict)
-    ]
-    for field in fields["checks"]:
-        field["name"] = "foreign_processes" if field.get("name") == "strangers" else field.get("name")
-    if isinstance(gpus := fields.get("telemetry"), dict):
-        gpus["foreign_processes"] = gpus.pop("strangers", ())
-        gpus["processes_known"] = gpus.pop("strangers_known", False)
-    if isinstance(fields.get("window"), dict):
-        label = fields["window"].get("quantity")
-        known = next((quantity for quantity in QUANTITIES.values() if quantity.label == label), None)
-        fields["window"]["quantity"] = msgspec.to_builtins(known or Quantity(name=label))
-    return msgspec.structs.replace(msgspec.convert(fields, Record), version=VERSION)
-
-
 # A run's `result.json`: the source of its rows, side files and record, written before any of them.
 #
 # Format: docs/plan-files.md.  Of a run with `--no-rows` it is the only result until `madlite runs collect`.
@@ -625,24 +609,20 @@ def result_text(result: RunResult) -> str:
 
 
 def load_result(folder: Path) -> RunResult:
-    """Return the result that a run's folder holds: of one whose record has rows that no file took, that.
+    """Return the result that a run's folder holds.
 
     Raises:
         RecordError: there is none, or it cannot be read.
     """
-    if (data := _content(folder / RESULT)) is not None:
-        return _read(data)
-    if (record := load_record(folder)) is None:
+    if (data := _content(folder / RESULT)) is None:
         raise RecordError(f"it has no {RESULT}")
-    return RunResult(record=record)
+    return _read(data)
 
 
 def _read(data: bytes) -> RunResult:
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
-        if version != RESULT_VERSION:
-            age = "a newer" if version > RESULT_VERSION else "an older"
-            raise RecordError(f"{RESULT}: it is of version {version}, of {age} madlite")
+        _check_version(version, RESULT_VERSION, RESULT)
         file = msgspec.json.decode(data, type=_File)
         return RunResult(record=file.record, entries=entries_of(read_json(bytes(file.entries))))
     except msgspec.ValidationError as error:

@@ -601,24 +601,6 @@ def test_clean_leaves_the_note_of_the_rows_of_imported_runs(place, capsys):
     assert read_run(imported(other)).rows is not None
 
 
-def test_a_pending_row_of_an_imported_run_is_added_where_that_is_asked_for_alone(place, capsys, monkeypatch):
-    record = load_record(folder(place, ONE))
-    assert record is not None
-    rows = RunRows(path="perf.csv", cells=(ROW,))
-    text = record_json(replace(record, rows=rows)).replace('"appended": false', '"appended": false, "kept": "rows.csv"')
-    (folder(place, ONE) / RECORD).write_text(text)
-    (folder(place, ONE) / "rows.csv").touch()
-    said(capsys, "archive", ONE, "-o", "x.tgz")
-    other = elsewhere(place)
-    said(capsys, "import", "x.tgz", "--dir", str(other))
-    (imported(other) / "rows.csv").touch()
-    archive = place / "x.tgz"
-    monkeypatch.chdir(other)
-    assert "not collected:" not in said(capsys, "runs") and "nothing to collect" in said(capsys, "runs", "collect")
-    assert not (other / "perf.csv").exists()
-    assert "its row was added to perf.csv" in said(capsys, "import", str(archive), "--rows")
-
-
 def remove(capsys: pytest.CaptureFixture[str], place: Path) -> None:
     said(capsys, "clean", "--old", "--keep-last", "0", "--all", "--yes", "--dir", str(place))
     assert not [*(place / "madlite_runs").glob("2026*")]

@@ -17,7 +17,6 @@ from madlite.store.events import Started, append
 from madlite.store.folder import (
     LOCK,
     PLAN,
-    RECORD,
     RUN_JOURNAL,
     RunEntry,
     RunFolder,
@@ -26,7 +25,7 @@ from madlite.store.folder import (
     is_uncollected,
     open_runs,
 )
-from madlite.store.record import Record, load_record, record_json
+from madlite.store.record import Record, record_json
 from tests.factories import write_journal
 from tests.rows import each_row
 
@@ -92,36 +91,6 @@ def test_clean_removes_nothing_of_a_run_that_another_madlite_has_locked(tmp_path
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert remove(listed(folder), {}) == "a madlite process has locked the run by now"
     assert removed == []
-
-
-def pending(workspace: Path, *, file: str = "perf.csv") -> Path:
-    """Return the folder of a run as an earlier madlite left one whose rows no file took."""
-    folder = run_folder(workspace)
-    record = Record(id=folder.name, card="m", status=Status.SUCCESS, rows=ROWS)
-    (folder / RECORD).write_text(
-        record_json(record).replace('"appended": false', '"appended": false, "kept": "rows.csv"')
-    )
-    with closing(RunFolder.reopen(folder)) as opened:
-        assert opened.note(RunEntry(at="t", rows=ROWS, file=file)) == ""
-    return folder
-
-
-def test_rows_of_an_earlier_madlite_that_no_file_took_are_told_and_added_once(tmp_path):
-    folder, output = pending(tmp_path), tmp_path / "perf.csv"
-    assert recovery_report(tmp_path) == [f"1 run is not collected: {folder.name}. madlite runs collect adds its row"]
-    assert recover(tmp_path, output) == [f"{folder.name}: SUCCESS, its row was added to perf.csv"]
-    assert recover(tmp_path, output) == recovery_report(tmp_path) == [] and output.read_text().count("m,") == 1
-    record = load_record(folder)
-    assert record is not None and record.rows is not None and record.rows.appended
-
-
-def test_such_rows_for_a_file_elsewhere_or_with_their_copy_alone_are_told(tmp_path):
-    folder = pending(tmp_path, file="/elsewhere/perf.csv")
-    assert recover(tmp_path, tmp_path / "perf.csv") == [] and len(recovery_report(tmp_path)) == 1
-    (folder / RUN_JOURNAL).unlink()
-    assert recovery_report(tmp_path) == []
-    (folder / "rows.csv").touch()
-    assert recover(tmp_path, tmp_path / "perf.csv") == [] and len(recovery_report(tmp_path)) == 1
 
 
 def test_a_run_of_a_copied_folder_is_named_and_gets_no_row_there(tmp_path):

@@ -86,17 +86,17 @@ def test_a_name_in_a_record_or_a_result_that_leaves_the_folder_of_runs_is_refuse
         read_result(text.encode())
 
 
-@each_row("label", ["tokens/s/GPU", "of a plugin, /s"])
-def test_a_record_of_version_1_is_read_its_quantity_and_missing_fields_too(tmp_path, label):
+def test_a_record_without_later_fields_is_read_and_one_of_another_version_is_not(tmp_path):
     rows = RunRows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
     record = valid(make_record(make_plan(tmp_path), result(window=WINDOW), rows))
     old = {name: value for name, value in record.items() if name not in ("batch", "study", "traits", "log_limit_bytes")}
-    old = {**old, "version": 1, "window": {**old["window"], "quantity": label}}
     (tmp_path / "record.json").write_text(json.dumps(old))
     read = load_record(tmp_path)
     assert (read.version, read.batch, read.study, read.window.median) == (VERSION, "", None, WINDOW.median)
-    assert read.window.quantity == (Quantity.TOKENS_PER_S_PER_GPU if label == "tokens/s/GPU" else Quantity(name=label))
     valid(read)
+    (tmp_path / "record.json").write_text(json.dumps({**old, "version": 1}))
+    with pytest.raises(RecordError, match="it is of version 1, of an older madlite"):
+        load_record(tmp_path)
 
 
 def drop(record: dict, *path: str) -> dict:
@@ -224,7 +224,7 @@ def test_steps_are_lines_of_json():
         (b"", "truncated"),
         (b"\xff\xfe", "malformed"),
         (b"[1]", "array"),
-        (b'{"version": 1, "id": "x", "status": "GREAT"}', "GREAT"),
+        (b'{"version": 2, "id": "x", "status": "GREAT"}', "GREAT"),
         (b'{"id": "x", "status": "SUCCESS"}', "version"),
         (b'{"version": 9, "id": 5}', "version 9, of a newer madlite"),
         (b'{"version": 3, "id": "x", "status": "SUCCESS"}', "version 3, of a newer madlite"),

@@ -116,7 +116,6 @@ class GpuProcess(Value, frozen=True):
     gpu: int
     memory_bytes: int | None = None
     busy: bool | None = None
-    name: str = ""
 
 
 class TelemetrySource:
