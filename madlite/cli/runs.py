@@ -22,6 +22,7 @@ from madlite.cli.options import (
     TagsCommand,
     complete_runs,
     folder_options,
+    is_given,
     read_filters,
     selecting_option,
     tags_option,
@@ -91,6 +92,8 @@ def command(
 
     With --watch it shows how far they are as they go on. `madlite runs collect` appends what perf.csv lacks of them.
     """
+    if tags and not is_given("tags"):
+        raise UsageProblem(f"madlite runs has no command '{tags[0]}'", f"madlite runs --tags {tags[0]}")
     folder = runs_folder(directory)
     with RunIndex(folder) as index:
         index.refresh()

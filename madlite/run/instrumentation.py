@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import logging
@@ -13,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, cast
@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from madlite.backends.loader import Plugins
 from madlite.cancellation import in_thread
 from madlite.errors import MadliteError, RuntimeProblem
-from madlite.files import Folder, digest_of
+from madlite.files import Folder, digest_of, read_plain
 from madlite.machine.host import Host, ToolOutput, visible_gpus
 from madlite.machine.host_facts import host_facts, host_warnings
 from madlite.machine.processes import RUN_MARK, OwnProcesses
@@ -62,10 +62,9 @@ from madlite.model import (
 )
 from madlite.model.protocols import GpuSession
 from madlite.plan.container import PYTHON
-from madlite.plan.inputs import RUNS
 from madlite.plan.submission import PlannedRun
 from madlite.run import probe_inside
-from madlite.run.probe_inside import shortened, subfolders
+from madlite.run.probe_inside import shortened
 from madlite.secrets import MASK, is_secret
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ def make_provenance(
         versions=versions(plugins),
         script=script,
         script_sha256=digest,
-        files=script_files(planned.plan.workspace, started),
+        files=python_files(planned.plan.workspace, started),
         labels={name: _shown(name, text) for name, text in shown.items()},
         repositories=inside.repositories,
         packages=inside.packages,
@@ -267,25 +266,70 @@ def _started_script(plan: RunPlan) -> list[str]:
 
 # The files of a training beside its script: what a run of the same card reads when they were edited.
 
-_MOST_FILES, _MOST_FOLDERS = 200, 1000
+_MOST_FILES = 200
+_MOST_BYTES = 4 << 20  # of a script that is read for what it starts and imports
+_STARTED = re.compile(r"[\w./-]+\.(?:py|sh)\b")
+_MODULE = re.compile(r"(?<=-m )\s*[A-Za-z_][\w.]*")
 
 
-def script_files(workspace: Path, scripts: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of users' scripts and of the Python and shell files below their folders, the nearest first.
+def python_files(workspace: Path, scripts: Iterable[str]) -> dict[str, str]:
+    """Return the SHA-256 of user's scripts, what they start, and the Python files below their folders that they import.
 
-    Names are relative to the workspace.  Hidden folders, links to folders and madlite's own are left out.
+    Names are relative to the workspace.  A shell script is searched for names of scripts and for `-m module`; imports
+    are read and never executed, so that one which is computed is not seen.
     """
     found: dict[str, str] = {}
     for script in scripts:
-        paths, folders = [workspace / script], [(workspace / script).parent]
-        for folder in folders:
-            paths += (path for suffix in ("py", "sh") for path in sorted(folder.glob(f"*.{suffix}")))
-            more = (path for path in subfolders(folder) if path.name != RUNS and not path.is_symlink())
-            folders += islice(more, _MOST_FOLDERS - len(folders))
-        for path in islice(dict.fromkeys(paths), _MOST_FILES):
-            if digest := digest_of(path):
-                found[os.path.relpath(path, workspace)] = digest
+        folder = (workspace / script).parent
+        left = [workspace / script]
+        while left and len(found) < _MOST_FILES:
+            path = left.pop()
+            name = os.path.relpath(path, workspace)
+            if name in found or name.startswith("..") or not (digest := digest_of(path)):
+                continue
+            found[name] = digest
+            left += (item for item in _named_in(path, folder, workspace) if item.is_relative_to(folder))
     return found
+
+
+def _named_in(path: Path, folder: Path, workspace: Path) -> Iterator[Path]:
+    """Yield where files may be that a script starts or imports."""
+    try:
+        data = read_plain(path, links=False, limit_bytes=_MOST_BYTES)
+    except OSError:
+        return
+    if path.suffix == ".py":
+        yield from _imported(data, path, folder)
+        return
+    text = data.decode(errors="replace")
+    for name in _STARTED.findall(text):
+        # behind a variable or a command it begins with a slash: "$(dirname "$0")/train.py"
+        yield from (base / os.path.normpath(name.lstrip("/")) for base in (folder, workspace))
+    for module in _MODULE.findall(text):
+        yield from _files_of(folder, module.strip())
+
+
+def _imported(data: bytes, path: Path, folder: Path) -> Iterator[Path]:
+    try:
+        tree = ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield from _files_of(folder, name.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else folder
+            for name in node.names:
+                yield from _files_of(base, ".".join(filter(None, (node.module, name.name))))
+
+
+def _files_of(folder: Path, module: str) -> Iterator[Path]:
+    """Yield the files of a module and of the packages that it is in."""
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        place = folder.joinpath(*parts[:count])
+        yield from (place / "__init__.py", place / "__main__.py", place.with_name(f"{place.name}.py"))
 
 
 # The instruments themselves.
