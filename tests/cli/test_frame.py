@@ -84,6 +84,7 @@ def test_an_option_that_selects_a_command_is_listed_and_not_abbreviated(capsys):
         (["run", "--tags", "", "--dry-run"], "no model is named"),
         (["discover", "--tags", "nope"], "'nope'"),
         (["report"], "no command of report is named"),
+        (["runs", "colect"], "madlite runs has no command 'colect'"),
         (["report", "to-htm"], "Did you mean 'to-html'?"),
         (["validate"], "no such command 'validate'"),
         (["run", "--timeout", "soon"], "--timeout"),
