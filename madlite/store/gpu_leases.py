@@ -131,14 +131,8 @@ def _key(gpu: Gpu) -> str:
 class GpuLease:
     """The lease of one GPU, held until `release` or the end of the process."""
 
-    def __init__(self, folder: Folder, name: str, fd: int) -> None:
-        self.name = name
-        self._folder, self._fd = folder, fd
-
-    @property
-    def path(self) -> Path:
-        """Where its file was."""
-        return self._folder.path / self.name
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
 
     def note(self, holder: LeaseHolder) -> None:
         """Write who holds it.  On a full disk it is held all the same, by a process that nothing is known of."""
@@ -192,7 +186,10 @@ class LeaseFolder:
             UsageProblem: its file cannot be used.
         """
         try:
-            return _taken(self._folder, name)
+            fd = _locked(self._folder, name)
+            return GpuLease(fd), _read(fd)
+        except BlockingIOError:
+            return None
         except OSError as error:
             raise _unusable(self._folder.path / name, error) from error
 
@@ -231,10 +228,11 @@ class LeaseFolder:
         self._folder.close()
 
 
-def _taken(folder: Folder, name: str) -> tuple[GpuLease, LeaseHolder | None] | None:
-    """Lock a file that has its name also once it is locked; None where another process has it.
+def _locked(folder: Folder, name: str) -> int:
+    """Return the descriptor of a locked file, which has its name also once it is locked.
 
     Raises:
+        BlockingIOError: another process has it.
         OSError: it cannot be used.
     """
     for _ in range(_TRIES):
@@ -245,15 +243,12 @@ def _taken(folder: Folder, name: str) -> tuple[GpuLease, LeaseHolder | None] | N
         try:
             acquire(fd, 0)
             if _is_named(folder, name, fd):
-                return GpuLease(folder, name, fd), _read(fd)
-        except BlockingIOError:
-            os.close(fd)
-            return None
+                return fd
         except OSError:
             os.close(fd)
             raise
         os.close(fd)  # it was removed: who comes next would lock another file
-    raise OSError(errno.EAGAIN, "it comes and goes")
+    raise OSError(errno.ETIMEDOUT, "it comes and goes")
 
 
 def _open(folder: Folder, name: str) -> int:
