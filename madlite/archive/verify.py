@@ -21,11 +21,11 @@ from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, open_plain, read_plain
 from madlite.measure.checks.base import Observation
 from madlite.measure.monitor import LogMonitor, last_measured
-from madlite.measure.parse_log import AutoDetectReader
+from madlite.measure.parse_log import AutoDetectReader, plan_monitor
 from madlite.measure.performance import FileResults, parse_results
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
-from madlite.model import Cause, Exit, Json, Reader, RunPlan, Status, Value
+from madlite.model import Cause, Exit, Json, RunPlan, Status, Value
 from madlite.model.results import StopReason
 from madlite.perfcsv.recorded import RowsInFile
 from madlite.perfcsv.rows import has_results
@@ -511,15 +511,8 @@ def _monitor(plan: RunPlan, plugins: Plugins, last: int | None) -> LogMonitor:
     names = dict.fromkeys(plan.readers or (plan.backend,))
     if missing := [name for name in names if name not in backends]:
         raise UsageProblem(f"the plugin of its backend '{missing[0]}' is not installed here")
-    readers: list[Reader | None] = [plugins.query(backends[name][0], "reader", plan, otherwise=None) for name in names]
-    whose = None if plan.own_script else {plan.backend, *plan.readers}
-    return LogMonitor(
-        [reader for reader in readers if reader is not None],
-        with_common(plugins.failure_rules(), whose),
-        error_scan=plan.error_scan,
-        script_reader=AutoDetectReader(plugins, plan.readers) if plan.own_script else None,
-        last=last if last is not None else last_measured(plan),
-    )
+    last = last if last is not None else last_measured(plan)
+    return plan_monitor(plan, [backends[name][0] for name in names], plugins, last=last)
 
 
 def _observed(record: Record, plan: RunPlan, workspace: Path | None) -> Observation:
