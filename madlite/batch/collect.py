@@ -290,7 +290,8 @@ def _collect(
             return _already(folder)
         if running is None or exists(folder / RECORD) or has_result(folder):
             return (yield from _write(load_result(folder), run_folder, workspace, path))
-        done = yield from _write(_cut_off(run_folder), run_folder, workspace, path, keep_journal=bool(running))
+        found = _result_of_cut_off(run_folder)
+        done = yield from _write(found, run_folder, workspace, path, keep_journal=bool(running))
         if not running:
             remove_run_files(folder)
     return replace(done, message="; ".join(filter(None, ("it was cut off", done.message, running))))
@@ -309,15 +310,6 @@ def _why_not(folder: Path, own: Collection[str], *, cut_off: bool) -> str:
     if cut_off:
         return "" if has_known_result(folder) else _NO_ROW
     return "it is still running" if is_alive(folder) else f"it was cut off: it has no {RESULT} (madlite clean)"
-
-
-def _cut_off(run_folder: RunFolder) -> RunResult:
-    """Return what is known of a run that was cut off, once its journal has that the row to come is not its own."""
-    found = result_of_cut_off(run_folder.path)
-    is_noted = read_run(run_folder.path).rows is not None
-    if problem := "" if is_noted else run_folder.note(RunEntry(at=now(), interrupted=True)):
-        raise RecordError(problem)  # else a later command would take the row for the run's own
-    return found
 
 
 def collect_open(
@@ -449,15 +441,18 @@ def has_known_result(folder: Path) -> bool:
     return is_known and noted.cleaned is None and read_plan(folder) is not None
 
 
-def result_of_cut_off(folder: Path) -> RunResult:
-    """Return what is known of a run that was cut off, as a result; the caller has its lock.
+def _result_of_cut_off(run_folder: RunFolder) -> RunResult:
+    """Return what is known of a run that was cut off, once its journal has that the row to come is not its own.
 
     Raises:
-        RecordError: what is known is not enough.
+        RecordError: what is known is not enough, or the journal takes nothing.
     """
+    folder = run_folder.path
     noted, plan = read_run(folder), read_plan(folder)
     if plan is None or not has_known_result(folder):
         raise RecordError(_NO_ROW)
+    if problem := "" if noted.rows is not None else run_folder.note(RunEntry(at=now(), interrupted=True)):
+        raise RecordError(problem)  # else a later command would take the row for the run's own
     plan = replace(plan, id=folder.name, folder=folder, workspace=folder.parent.parent)
     start = noted.start or RunStart()
     own = None if noted.interrupted else noted.rows  # made before the kill

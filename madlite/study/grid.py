@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from itertools import count, product
 
 from msgspec.structs import replace
@@ -92,7 +91,8 @@ def plan_grid(
     Without `own_caches` the runs have the user's, and there is no warm-up.
     """
     runs = list(enumerate(planned, 1))
-    ids = _later_ids()
+    # of the runs after the first ones: ids sort as their runs start
+    moments = (datetime.now(timezone.utc) + timedelta(seconds=second) for second in count(1))
     startable = [(number, run) for number, run in runs if run.plan.blocked is None]
     point = planned[0].plan.study if planned else None
     own_caches = own_caches and times is not None and (point is None or point.kind != SCALING)
@@ -109,7 +109,7 @@ def plan_grid(
             warm_up=index is None,
             caches="" if not own_caches else "cold" if cold or index is None else "warm",
         )
-        return _member(run, study, ids, is_first=index == (None if has_warm_ups else 1))
+        return _member(run, study, moments, is_first=index == (None if has_warm_ups else 1))
 
     rounds = [make(number, run, 1) for number, run in runs]
     rounds += [make(number, run, index) for index in range(2, (times or 1) + 1) for number, run in startable]
@@ -117,17 +117,11 @@ def plan_grid(
     return Grid(study_id, rounds, warm_ups)
 
 
-def _later_ids() -> Iterator[Callable[[str], str]]:
-    """Yield what makes the ids of runs, each a second later than the last: ids sort as their runs start."""
-    began = datetime.now(timezone.utc)
-    return (partial(new_run_id, now=began + timedelta(seconds=second)) for second in count(1))
-
-
-def _member(run: PlannedRun, study: Study, ids: Iterator[Callable[[str], str]], *, is_first: bool) -> PlannedRun:
+def _member(run: PlannedRun, study: Study, moments: Iterator[datetime], *, is_first: bool) -> PlannedRun:
     """Return a run of the study; an image that is to be built without a cache is, by the first run of its series."""
     if study.index != 1:
         name = run.plan.card.name
-        run = copied(run, next(ids)(f"warm-up {name}" if study.warm_up else name))
+        run = copied(run, new_run_id(f"warm-up {name}" if study.warm_up else name, next(moments)))
     plan = run.plan
     if plan.blocked is not None:
         return replace(run, plan=replace(plan, study=replace(study, count=1, caches="")))
