@@ -399,8 +399,9 @@ def list_files(home: Folder, record: Record, most_bytes: int) -> Iterator[LeftOu
             yield LeftOut(path=path, bytes=0, why=f"more than {_MOST_ENTRIES} files: this one and those after it")
             return
         if path not in OF_ONE_FOLDER:
-            why = _why(path, facts, rendered) or why_not_a_name(path)
-            size = facts.st_size if stat.S_ISREG(facts.st_mode) else 0
+            is_plain = stat.S_ISREG(facts.st_mode)
+            why = (why_no_file(path, rendered) if is_plain else kind_of(facts)) or why_not_a_name(path)
+            size = facts.st_size if is_plain else 0
             if not why and size > most_bytes:
                 why = "larger than --max-file"
             yield LeftOut(path=path, bytes=size, why=why)
@@ -417,13 +418,6 @@ def _walk(home: Folder) -> Iterator[tuple[str, os.stat_result]]:
                     yield os.path.normpath(f"{root}/{name}"), facts
         if root.count("/") == _DEEPEST:
             folders.clear()
-
-
-def _why(path: str, facts: os.stat_result, rendered: Collection[str]) -> str:
-    """Return why a file is left out, whatever its size."""
-    if not stat.S_ISREG(facts.st_mode):
-        return kind_of(facts)
-    return why_no_file(path, rendered)
 
 
 def why_no_file(path: str, rendered: Collection[str]) -> str:

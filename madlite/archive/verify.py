@@ -21,11 +21,11 @@ from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, open_plain, read_plain
 from madlite.measure.checks.base import Observation
 from madlite.measure.monitor import LogMonitor, last_measured
-from madlite.measure.parse_log import AutoDetectReader
+from madlite.measure.parse_log import AutoDetectReader, plan_monitor
 from madlite.measure.performance import FileResults, parse_results
 from madlite.measure.rules import with_common
 from madlite.measure.verdict import Verdict, judge
-from madlite.model import Cause, Exit, Json, Reader, RunPlan, Status, Value
+from madlite.model import Cause, Exit, Json, RunPlan, Status, Value
 from madlite.model.results import StopReason
 from madlite.perfcsv.recorded import RowsInFile
 from madlite.perfcsv.rows import has_results
@@ -63,12 +63,12 @@ class Verified(Value, frozen=True):
 
     run: str
     card: str
-    items: tuple[Item, ...]
+    checks: tuple[Item, ...]
     notes: tuple[str, ...] = ()
 
     def of(self, outcome: Outcome) -> tuple[Item, ...]:
         """Return the checks with this outcome."""
-        return tuple(item for item in self.items if item.outcome == outcome)
+        return tuple(item for item in self.checks if item.outcome == outcome)
 
     @property
     def outcome(self) -> Outcome:
@@ -107,7 +107,7 @@ def verify_run(run: StoredRun, plugins: Plugins) -> Verified:
     if run.state == UNREADABLE:
         raise UsageProblem(f"run {run.folder.name}: {run.problem}", "madlite runs")
     if why := why_not_over(run):
-        return Verified(run=run.folder.name, card=run.record.card, items=(_unchecked("record", why),))
+        return Verified(run=run.folder.name, card=run.record.card, checks=(_unchecked("record", why),))
     place = Place(folder=run.folder, pruned=run.pruned, imported=bool(run.origin))
     return _verify(run.record, place, plugins)
 
@@ -127,7 +127,7 @@ def verify_archive(file: Path, plugins: Plugins, max_bytes: int) -> Iterator[Ver
         for run in manifest.runs:
             yield _of_packed(run, into.path / run.id, wrong.pop(run.id, ()), plugins, file)
         if wrong:  # of files of no run
-            yield Verified(run=file.name, card="", items=tuple(chain.from_iterable(wrong.values())))
+            yield Verified(run=file.name, card="", checks=tuple(chain.from_iterable(wrong.values())))
 
 
 def _of_packed(run: PackedRun, folder: Path, wrong: Sequence[Item], plugins: Plugins, file: Path) -> Verified:
@@ -140,7 +140,7 @@ def _of_packed(run: PackedRun, folder: Path, wrong: Sequence[Item], plugins: Plu
         return _verify(record, Place(folder=folder, packed=run), plugins, wrong or [Item(what="manifest")])
     if not wrong:
         raise UsageProblem(f"run {run.id} of {file}: {problem}", "pip install --upgrade madlite")
-    return Verified(run=run.id, card=run.card, items=tuple(wrong), notes=(problem,))
+    return Verified(run=run.id, card=run.card, checks=tuple(wrong), notes=(problem,))
 
 
 def _verify(record: Record, place: Place, plugins: Plugins, before: Iterable[Item] = ()) -> Verified:
@@ -159,7 +159,7 @@ def _verify(record: Record, place: Place, plugins: Plugins, before: Iterable[Ite
     notes = []
     if record.madlite and record.madlite != __version__:
         notes.append(f"recorded by madlite {record.madlite}, read by {__version__}: a reader may have changed since")
-    return Verified(run=place.folder.name, card=record.card, items=tuple(items), notes=tuple(notes))
+    return Verified(run=place.folder.name, card=record.card, checks=tuple(items), notes=tuple(notes))
 
 
 def _unchecked(what: str, why: str) -> Item:
@@ -447,16 +447,7 @@ def _in_file(record: Record, place: Place) -> Iterator[Item]:
 
 def as_json(found: Iterable[Verified]) -> list[Mapping[str, Json]]:
     """Return the checks as JSON values."""
-    return [
-        {
-            "run": verified.run,
-            "card": verified.card,
-            "outcome": verified.outcome,
-            "notes": list(verified.notes),
-            "checks": [msgspec.to_builtins(item) for item in verified.items],
-        }
-        for verified in found
-    ]
+    return [{**msgspec.to_builtins(verified), "outcome": verified.outcome} for verified in found]
 
 
 _LIMIT_S, _SLOWEST_BYTES_PER_S = 60, 2 << 20  # of a log that is read by patterns of elsewhere
@@ -520,15 +511,8 @@ def _monitor(plan: RunPlan, plugins: Plugins, last: int | None) -> LogMonitor:
     names = dict.fromkeys(plan.readers or (plan.backend,))
     if missing := [name for name in names if name not in backends]:
         raise UsageProblem(f"the plugin of its backend '{missing[0]}' is not installed here")
-    readers: list[Reader | None] = [plugins.query(backends[name][0], "reader", plan, otherwise=None) for name in names]
-    whose = None if plan.own_script else {plan.backend, *plan.readers}
-    return LogMonitor(
-        [reader for reader in readers if reader is not None],
-        with_common(plugins.failure_rules(), whose),
-        error_scan=plan.error_scan,
-        script_reader=AutoDetectReader(plugins, plan.readers) if plan.own_script else None,
-        last=last if last is not None else last_measured(plan),
-    )
+    last = last if last is not None else last_measured(plan)
+    return plan_monitor(plan, [backends[name][0] for name in names], plugins, last=last)
 
 
 def _observed(record: Record, plan: RunPlan, workspace: Path | None) -> Observation:

@@ -198,23 +198,15 @@ def named_file(folder: Path, workspace: Path, output: Path) -> Path | None:
     return target_of(named, workspace, output) if named else None
 
 
-def cut_off_runs(workspace: Path, *, with_file: bool = True, of_other_hosts: bool = False) -> tuple[Path, ...]:
-    """Return the folders of this user's runs that were cut off and of which a row can be written, the oldest first.
+def cut_off_runs(workspace: Path, *, every: bool = False, of_other_hosts: bool = False) -> tuple[Path, ...]:
+    """Return the folders of this user's runs that were cut off and whose rows a results file waits for, oldest first.
 
-    Without `with_file` also those that name no results file, as with --no-rows.  Those of other hosts may be running
-    there, with a lock that cannot be seen here.
+    With `every` also those that name no results file, as with --no-rows, and those of which no row can be made.  Those
+    of other hosts may be running there, with a lock that cannot be seen here.
     """
-    own = (path for path in unfinished(workspace) if path.lstat().st_uid == os.geteuid() and has_known_result(path))
+    own = (path for path in unfinished(workspace) if path.lstat().st_uid == os.geteuid())
     here = (path for path in own if of_other_hosts or not other_host(path))
-    return tuple(path for path in here if not with_file or read_run(path).file)
-
-
-def without_row(workspace: Path) -> Iterator[Collected]:
-    """Yield this user's runs that were cut off and of which no row can be made."""
-    for file in unfinished(workspace):
-        if file.lstat().st_uid == os.geteuid() and not has_known_result(file):
-            text = "it was cut off, and its plan or its row is not known: no row can be made (madlite clean lists it)"
-            yield Collected(run_id=file.name, message=text, failed=True)
+    return tuple(path for path in here if every or (read_run(path).file and has_known_result(path)))
 
 
 def of_other_hosts(workspace: Path) -> dict[str, str]:
@@ -224,17 +216,6 @@ def of_other_hosts(workspace: Path) -> dict[str, str]:
         for path in unfinished(workspace)
         if (host := other_host(path))
     }
-
-
-def _file_of(folder: Path, workspace: Path, output: Path) -> Path:
-    """Return the results file that a run names, `output` where it names none.
-
-    Raises:
-        RecordError: a command may not write to the one that it names.
-    """
-    if why := row_elsewhere(folder, workspace, output):
-        raise RecordError(f"it was cut off, and {why}")
-    return named_file(folder, workspace, output) or output
 
 
 def row_elsewhere(folder: Path, workspace: Path, output: Path) -> str:
@@ -293,11 +274,14 @@ def _collect(
     Raises:
         RecordError, OSError: it cannot be collected; it stays as it is.
     """
-    if why := _why_not(folder, own, cut_off=running is not None):
+    why = _why_not(folder, own, cut_off=running is not None)
+    if not why and named and (elsewhere := row_elsewhere(folder, workspace, output)):
+        why = f"it was cut off, and {elsewhere}"
+    if why:
         raise RecordError(why)
     if exists(folder / RECORD):
         return _already(folder)
-    path = _file_of(folder, workspace, output) if named else output
+    path = (named_file(folder, workspace, output) if named else None) or output
     with closing(RunFolder.reopen(folder)) as run_folder:
         if exists(folder / RECORD):  # by now
             if not read_run(folder).at:  # made right here: the run's own was removed at its end
@@ -305,7 +289,8 @@ def _collect(
             return _already(folder)
         if running is None or has_result(folder):
             return (yield from _write(load_result(folder), run_folder, workspace, path))
-        done = yield from _write(_cut_off(run_folder), run_folder, workspace, path, keep_journal=bool(running))
+        found = _result_of_cut_off(run_folder)
+        done = yield from _write(found, run_folder, workspace, path, keep_journal=bool(running))
         if not running:
             remove_run_files(folder)
     return replace(done, message="; ".join(filter(None, ("it was cut off", done.message, running))))
@@ -319,18 +304,11 @@ def _why_not(folder: Path, own: Collection[str], *, cut_off: bool) -> str:
         return ""
     if folder.lstat().st_uid != os.geteuid():  # an owner can write anything into a folder: the run is theirs to collect
         return "it is another user's"
-    if cut_off or exists(folder / RESULT):
+    if exists(folder / RESULT):
         return ""
+    if cut_off:
+        return "" if has_known_result(folder) else _NO_ROW
     return "it is still running" if is_alive(folder) else f"it was cut off: it has no {RESULT} (madlite clean)"
-
-
-def _cut_off(run_folder: RunFolder) -> RunResult:
-    """Return what is known of a run that was cut off, once its journal has that the row to come is not its own."""
-    found = result_of_cut_off(run_folder.path)
-    is_noted = read_run(run_folder.path).rows is not None
-    if problem := "" if is_noted else run_folder.note(RunEntry(at=now(), interrupted=True)):
-        raise RecordError(problem)  # else a later command would take the row for the run's own
-    return found
 
 
 def collect_open(
@@ -450,6 +428,7 @@ def append_once(rows: RunRows, run_folder: RunFolder, workspace: Path, output: P
 
 
 _HINT = "madlite run --resume runs it again"
+_NO_ROW = "it was cut off, and its plan or its row is not known: no row can be made (madlite clean lists it)"
 
 
 def has_known_result(folder: Path) -> bool:
@@ -461,15 +440,18 @@ def has_known_result(folder: Path) -> bool:
     return is_known and noted.cleaned is None and read_plan(folder) is not None
 
 
-def result_of_cut_off(folder: Path) -> RunResult:
-    """Return what is known of a run that was cut off, as a result; the caller has its lock.
+def _result_of_cut_off(run_folder: RunFolder) -> RunResult:
+    """Return what is known of a run that was cut off, once its journal has that the row to come is not its own.
 
     Raises:
-        RecordError: what is known is not enough.
+        RecordError: what is known is not enough, or the journal takes nothing.
     """
+    folder = run_folder.path
     noted, plan = read_run(folder), read_plan(folder)
     if plan is None or not has_known_result(folder):
-        raise RecordError("it was cut off, and its plan or its row is not known (madlite clean)")
+        raise RecordError(_NO_ROW)
+    if problem := "" if noted.rows is not None else run_folder.note(RunEntry(at=now(), interrupted=True)):
+        raise RecordError(problem)  # else a later command would take the row for the run's own
     plan = replace(plan, id=folder.name, folder=folder, workspace=folder.parent.parent)
     start = noted.start or RunStart()
     own = None if noted.interrupted else noted.rows  # made before the kill

@@ -242,9 +242,8 @@ class GpuAllocator:
         self.problem = leases.problem  # why other users may not see its leases
         self._remains = remains
         self._in_use, self._foreign, self._foreign_at_s = in_use, dict[int, str](), -POLL_LEFT_S
-        self._taken: set[int] = set()
-        self._mine: dict[int, GpuLease] = {}  # of taken GPUs, and of those kept for who waits
-        self._noted: dict[int, LeaseHolder] = {}  # of taken GPUs, as their leases say
+        self._mine: dict[int, GpuLease] = {}  # of GPUs that runs have, and of those kept for who waits
+        self._taken: dict[int, LeaseHolder] = {}  # of GPUs that runs have, as their leases say
         self._turn: GpuLease | None = None
         self._owner = _this_process()
 
@@ -314,7 +313,8 @@ class GpuAllocator:
             raise
         have = [index for index in free if index in self._mine][:wanted]
         if len(have) == wanted:
-            self._give(job, have)
+            self.waiting = None
+            self.note(have, job.run_id, job.folder)
         elif not passes and not stuck:  # it waits with what it has; what is stuck may be so for long
             return None
         if not (passes and had_turn):
@@ -323,14 +323,13 @@ class GpuAllocator:
 
     def left_on(self, gpu_ids: Iterable[int]) -> str:
         """Return what a run that ended still has running, as text; it reads the table of processes."""
-        holder = next((self._noted[index] for index in gpu_ids if index in self._noted), None)
+        holder = next((self._taken[index] for index in gpu_ids if index in self._taken), None)
         return self._remains(holder) if holder is not None else ""
 
     def give_back(self, gpu_ids: Iterable[int], *, left: str = "") -> None:
         """Take back the GPUs of a run that ended; nobody gets them before what is `left` of it ends."""
         for index in gpu_ids:
-            self._taken.discard(index)
-            self._noted.pop(index, None)
+            self._taken.pop(index)
             lease = self._mine.pop(index)
             (lease.leave if left else lease.release)()
 
@@ -346,7 +345,7 @@ class GpuAllocator:
         """Write into leases which run has them, and the handle of its session: by them others find what it left."""
         holder = replace(self._owner, since=now("seconds"), run=run_id, folder=folder, handle=handle)
         for index in gpu_ids:
-            self._noted[index] = holder
+            self._taken[index] = holder
             self._mine[index].note(holder)
 
     def beside(self) -> set[str]:
@@ -387,11 +386,6 @@ class GpuAllocator:
         listed = (f"GPU {', '.join(map(str, indexes))}: {text}" for text, indexes in texts.items())
         self.waiting = Waiting(text="; ".join(listed), poll_s=POLL_LEFT_S if stuck else _POLL_S)
         return stuck
-
-    def _give(self, job: Job, gpu_ids: Sequence[int]) -> None:
-        self.waiting = None
-        self._taken.update(gpu_ids)
-        self.note(gpu_ids, job.run_id, job.folder)
 
     def _have_turn(self) -> bool:
         if self._turn is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -102,25 +102,18 @@ def find_incomplete(workspace: Path) -> tuple[IncompleteRun, ...]:
     left = [run for run in left_runs(workspace) if run.state == "cut off"]
     of_jobs = NotedRuns(workspace / RUNS).of_jobs if left else frozenset()
     left = [run for run in left if run.folder.name not in of_jobs]
-    # of runs that recorded the same size of the file only the last can have appended to it
-    newest = sorted(left, key=lambda run: run.journal.rows.at if run.journal.rows else "", reverse=True)
-    ordered = sorted(newest, key=lambda run: run.journal.rows.offset if run.journal.rows else 0)
-    appended = appended_rows(workspace) if any(run.journal.rows for run in left) else []
-    found = []
-    for run in ordered:
-        rows = run.journal.rows
-        there = are_in_file(rows, workspace, appended) if rows is not None else None
-        appended += [rows] if rows is not None and there else []
-        found.append(IncompleteRun(folder=run.folder, row=_row_state(run, there)))
-    return tuple(sorted(found, key=lambda run: run.folder.name))
+    there = appended_rows(workspace, "") if any(run.journal.rows for run in left) else []
+    return tuple(IncompleteRun(folder=run.folder, row=_row_state(run, workspace, there)) for run in left)
 
 
-def _row_state(run: LeftRun, there: bool | None) -> str:
+def _row_state(run: LeftRun, workspace: Path, there: Sequence[RunRows]) -> str:
+    """Return the state of a run's row as text; `there` are the rows of all runs that are in their files."""
     rows = run.journal.rows
     if rows is None:
         return NO_ROW if run.journal.complete else UNKNOWN.format(path=_PERF)
-    state = UNKNOWN if there is None else IN_FILE if there else NO_ROW
-    return state.format(path=rows.path)
+    if rows in there:
+        return IN_FILE.format(path=rows.path)
+    return UNKNOWN.format(path=rows.path) if are_in_file(rows, workspace, there) is None else NO_ROW
 
 
 def incomplete_text(runs: Iterable[IncompleteRun]) -> list[str]:

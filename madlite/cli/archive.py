@@ -210,7 +210,7 @@ def _verified(name: str, directory: Path, plugins: Plugins, max_size: int) -> It
 
 def _print_verified(found: Sequence[Verified]) -> None:
     for verified in found:
-        summary = f"{len(verified.of('ok'))} of {counted(len(verified.items), 'check')}"
+        summary = f"{len(verified.of('ok'))} of {counted(len(verified.checks), 'check')}"
         echo(f"{verified.run}  {verified.card}  {_WORDS[verified.outcome]}  ({summary})")
         for item in (*verified.of("differs"), *verified.of("unchecked")):
             echo(f"  {_text(item)}")

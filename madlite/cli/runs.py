@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from madlite.batch.attempts import exit_code
-from madlite.batch.collect import Collected, collect_all, cut_off_runs, of_other_hosts, without_row
+from madlite.batch.collect import Collected, collect_all, cut_off_runs, of_other_hosts
 from madlite.batch.leftovers import left_running, recovery_report
 from madlite.cli import setup
 from madlite.cli.arguments import OUTPUT, SINCE, UNTIL, contract, contract_option
@@ -250,8 +250,6 @@ def collect(run: tuple[str, ...], output: Path) -> int:
     running = left_running(here, dict(os.environ), setup.load().runtimes()) if cut_off else {}
     done = collect_all(cut_off, here, file, begin, running, named=not given)
     done += collect_all(folders, here, file, begin)
-    if not run:
-        done += [collected for collected in without_row(here) if here / RUNS / collected.run_id not in going_on]
     for collected in done:
         _print_collected(collected)
     setup.warn(*write_waiting(here))
@@ -299,7 +297,7 @@ def _folders(names: Sequence[str], here: Path, going_on: Collection[Path]) -> tu
     Raises:
         UsageProblem: a name stands for no run of this folder, or for several.
     """
-    found = cut_off_runs(here, with_file=False, of_other_hosts=bool(names))
+    found = cut_off_runs(here, every=True, of_other_hosts=bool(names))
     known = [folder for folder in found if folder not in going_on]
     if not names:
         return [folder for folder in uncollected(here) if folder not in going_on], known

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from msgspec.structs import replace
 
@@ -49,6 +49,7 @@ from madlite.model import (
     ErrorScan,
     Event,
     Exit,
+    FailureRule,
     Line,
     Metric,
     Quantity,
@@ -346,6 +347,20 @@ def read_log(
         diagnosis=diagnosis,
         ended=log.ended,
     )
+
+
+def plan_monitor(plan: RunPlan, backends: Iterable[Backend], plugins: Plugins, **more: Any) -> LogMonitor:
+    """Return a new monitor for the log of a plan's run, by the readers of these backends."""
+    readers: list[Reader | None] = [plugins.query(backend, "reader", plan, otherwise=None) for backend in backends]
+    # of whatever framework a card's own script turns out to run
+    script_reader = AutoDetectReader(plugins, plan.readers) if plan.own_script else None
+    settings = {"last": last_measured(plan), "error_scan": plan.error_scan, "script_reader": script_reader, **more}
+    return LogMonitor([reader for reader in readers if reader is not None], plan_rules(plan, plugins), **settings)
+
+
+def plan_rules(plan: RunPlan, plugins: Plugins) -> tuple[FailureRule, ...]:
+    """Return the failure rules for a plan's run; of a card's own script nobody knows whose training it is."""
+    return with_common(plugins.failure_rules(), None if plan.own_script else {plan.backend, *plan.readers})
 
 
 def _make_monitor(plugins: Plugins, backend: Backend | None, plan: RunPlan | None) -> LogMonitor:

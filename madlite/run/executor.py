@@ -20,10 +20,9 @@ from madlite.machine.host import Host
 from madlite.machine.processes import RUN_MARK
 from madlite.machine.products import find_peak
 from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, ending_text
-from madlite.measure.monitor import LogMonitor, last_measured
-from madlite.measure.parse_log import AutoDetectReader
+from madlite.measure.monitor import LogMonitor
+from madlite.measure.parse_log import plan_monitor, plan_rules
 from madlite.measure.profile import TRACE, largest_loss, read_profile
-from madlite.measure.rules import with_common
 from madlite.measure.verdict import Observation, Verdict, judge
 from madlite.model import (
     PROFILED_STEPS,
@@ -133,9 +132,7 @@ class RunExecutor:
         self.stall_detector = StallDetector(self.plan, clock)
         watchdog = Watchdog(self.stall_detector, self._probe_hang, tell=show.phase, say=show.stopping, now=clock)
         self.stop = StopControl(self.plan.timeout_s, self.plan.stop_grace_s, show.stopping, watchdog)
-        whose = None if self.plan.own_script else {self.plan.backend, *self.plan.readers}
-        self._rules = with_common(plugins.failure_rules(), whose)
-        self.state = RunState(self._make_monitor(), self._rules, self.plan.place.spanned)
+        self.state = RunState(self._make_monitor(), plan_rules(self.plan, plugins), self.plan.place.spanned)
         here = Host(path=self.environ.get("PATH", ""), env=dict(self.environ))
         self.instrumentation = Instrumentation(run, plugins, here, lambda: self.clock() - self.began, settle)
         rule, variant = self.plan.result_rule, self.plan.variant
@@ -450,18 +447,14 @@ class RunExecutor:
                     _log.warning("%s was not cleaned: %s", self.plan.model_dir, problem.message)
 
     def _make_monitor(self) -> LogMonitor:
-        readers = [self.plugins.query(item, "reader", self.plan, otherwise=None) for item in self.planned.backends]
-        return LogMonitor(
-            [reader for reader in readers if reader is not None],
-            self._rules,
-            error_scan=self.plan.error_scan,
+        return plan_monitor(
+            self.plan,
+            self.planned.backends,
+            self.plugins,
             now=lambda: self.clock() - self.began,
             on_step=self._step,
             on_event=self.stall_detector.note,
-            # of whatever framework a card's own script turns out to run
-            script_reader=AutoDetectReader(self.plugins, self.plan.readers) if self.plan.own_script else None,
             nodes=self.plan.place.spanned,
-            last=last_measured(self.plan),
         )
 
     def _step(self, step: Step) -> None:

@@ -130,14 +130,8 @@ def _key(gpu: Gpu) -> str:
 class GpuLease:
     """The lease of one GPU, held until `release` or the end of the process."""
 
-    def __init__(self, folder: Folder, name: str, fd: int) -> None:
-        self.name = name
-        self._folder, self._fd = folder, fd
-
-    @property
-    def path(self) -> Path:
-        """Where its file was."""
-        return self._folder.path / self.name
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
 
     def note(self, holder: LeaseHolder) -> None:
         """Write who holds it.  On a full disk it is held all the same, by a process that nothing is known of."""
@@ -192,7 +186,7 @@ class LeaseFolder:
         """
         try:
             fd = open_locked(self._folder, name, 0, open_file=_open)
-            return GpuLease(self._folder, name, fd), _read(fd)
+            return GpuLease(fd), _read(fd)
         except BlockingIOError:
             return None
         except OSError as error:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from itertools import count, product
 
 from msgspec.structs import replace
@@ -20,7 +19,6 @@ from madlite.errors import MadliteError, UsageProblem
 from madlite.model import Status, Study
 from madlite.plan.caches import with_caches
 from madlite.plan.fields import canonical_key
-from madlite.plan.plan_file import plan_digest
 from madlite.plan.submission import PlannedRun
 from madlite.run.from_plan import copied
 from madlite.secrets import masked_value
@@ -93,7 +91,8 @@ def plan_grid(
     Without `own_caches` the runs have the user's, and there is no warm-up.
     """
     runs = list(enumerate(planned, 1))
-    ids = _later_ids()
+    # of the runs after the first ones: ids sort as their runs start
+    moments = (datetime.now(timezone.utc) + timedelta(seconds=second) for second in count(1))
     startable = [(number, run) for number, run in runs if run.plan.blocked is None]
     point = planned[0].plan.study if planned else None
     own_caches = own_caches and times is not None and (point is None or point.kind != SCALING)
@@ -110,7 +109,7 @@ def plan_grid(
             warm_up=index is None,
             caches="" if not own_caches else "cold" if cold or index is None else "warm",
         )
-        return _member(run, study, ids, is_first=index == (None if has_warm_ups else 1))
+        return _member(run, study, moments, is_first=index == (None if has_warm_ups else 1))
 
     rounds = [make(number, run, 1) for number, run in runs]
     rounds += [make(number, run, index) for index in range(2, (times or 1) + 1) for number, run in startable]
@@ -118,17 +117,11 @@ def plan_grid(
     return Grid(study_id, rounds, warm_ups)
 
 
-def _later_ids() -> Iterator[Callable[[str], str]]:
-    """Yield what makes the ids of runs, each a second later than the last: ids sort as their runs start."""
-    began = datetime.now(timezone.utc)
-    return (partial(new_run_id, now=began + timedelta(seconds=second)) for second in count(1))
-
-
-def _member(run: PlannedRun, study: Study, ids: Iterator[Callable[[str], str]], *, is_first: bool) -> PlannedRun:
+def _member(run: PlannedRun, study: Study, moments: Iterator[datetime], *, is_first: bool) -> PlannedRun:
     """Return a run of the study; an image that is to be built without a cache is, by the first run of its series."""
     if study.index != 1:
         name = run.plan.card.name
-        run = copied(run, next(ids)(f"warm-up {name}" if study.warm_up else name))
+        run = copied(run, new_run_id(f"warm-up {name}" if study.warm_up else name, next(moments)))
     plan = run.plan
     if plan.blocked is not None:
         return replace(run, plan=replace(plan, study=replace(study, count=1, caches="")))
@@ -206,36 +199,18 @@ def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Pla
     A point that cannot be planned where others can has runs that are blocked: it is a failure of the sweep.
 
     Raises:
-        UsageProblem: two points are the same run: `--sweep steps=10,010`.
         MadliteError: no point can be planned, or none by a defect of a plugin; the message names the first.
     """
     tried = [_plan_point(values, plan) for values in points]
     problems = [problem for problem in tried if isinstance(problem, UsageProblem)]
     if len(problems) == len(points):
         raise problems[0]
-    _refuse_twice(points, tried)
     found: list[PlannedRun] = []
     for values, made in zip(points, tried, strict=True):
         for run in plan(values, _named(values)) if isinstance(made, UsageProblem) else made:
             study = Study(id="", kind=SWEEP, varied=dict(values), series=len(found) + 1, index=1, count=1)
             found.append(replace(run, plan=replace(run.plan, study=study)))
     return found
-
-
-def _refuse_twice(points: Sequence[Mapping[str, str]], tried: Sequence[Sequence[PlannedRun] | UsageProblem]) -> None:
-    seen: dict[tuple[str, ...], Mapping[str, str]] = {}
-    for values, made in zip(points, tried, strict=True):
-        if isinstance(made, UsageProblem) or len(points) == 1 or any(run.plan.blocked is not None for run in made):
-            continue  # of a run that would not start the plan has none of these values
-        same = seen.setdefault(tuple(plan_digest(run.plan) for run in made), values)
-        if same is not values and not _differ_in_secrets(values, same):
-            what = f"{_named(values)} is the same run as {point_text(same)}"
-            raise UsageProblem(what, f"leave one of them out; {_REPEAT}")
-
-
-def _differ_in_secrets(values: Mapping[str, str], others: Mapping[str, str]) -> bool:
-    """Return whether two points differ in what no digest of a plan has."""
-    return any(masked_value(key, value) != value != others[key] for key, value in values.items())
 
 
 def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[PlannedRun] | UsageProblem:

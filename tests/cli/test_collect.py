@@ -418,5 +418,6 @@ def test_collect_names_a_run_of_which_no_row_can_be_made(checkout, capfd):
     (folder,) = folders(checkout)
     (folder / "plan.json").unlink()
     assert call(["runs", "collect"]) == 3
-    assert f"{folder.name}: it was cut off, and its plan or its row is not known" in capfd.readouterr().err
+    why = "not collected: it was cut off, and its plan or its row is not known"
+    assert f"{folder.name}: {why}" in capfd.readouterr().err
     assert call(["clean", "--yes"]) == 0 and call(["runs", "collect"]) == 0
