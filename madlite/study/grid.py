@@ -19,6 +19,7 @@ from madlite.errors import MadliteError, UsageProblem
 from madlite.model import Status, Study
 from madlite.plan.caches import with_caches
 from madlite.plan.fields import canonical_key
+from madlite.plan.plan_file import plan_digest
 from madlite.plan.submission import PlannedRun
 from madlite.run.from_plan import copied
 from madlite.secrets import masked_value
@@ -199,18 +200,36 @@ def plan_sweep(points: Sequence[Mapping[str, str]], plan: PlanPoint) -> list[Pla
     A point that cannot be planned where others can has runs that are blocked: it is a failure of the sweep.
 
     Raises:
+        UsageProblem: two points are the same run: `--sweep steps=10,010`.
         MadliteError: no point can be planned, or none by a defect of a plugin; the message names the first.
     """
     tried = [_plan_point(values, plan) for values in points]
     problems = [problem for problem in tried if isinstance(problem, UsageProblem)]
     if len(problems) == len(points):
         raise problems[0]
+    _refuse_twice(points, tried)
     found: list[PlannedRun] = []
     for values, made in zip(points, tried, strict=True):
         for run in plan(values, _named(values)) if isinstance(made, UsageProblem) else made:
             study = Study(id="", kind=SWEEP, varied=dict(values), series=len(found) + 1, index=1, count=1)
             found.append(replace(run, plan=replace(run.plan, study=study)))
     return found
+
+
+def _refuse_twice(points: Sequence[Mapping[str, str]], tried: Sequence[Sequence[PlannedRun] | UsageProblem]) -> None:
+    seen: dict[tuple[str, ...], Mapping[str, str]] = {}
+    for values, made in zip(points, tried, strict=True):
+        if isinstance(made, UsageProblem) or len(points) == 1 or any(run.plan.blocked is not None for run in made):
+            continue  # of a run that would not start the plan has none of these values
+        same = seen.setdefault(tuple(plan_digest(run.plan) for run in made), values)
+        if same is not values and not _differ_in_secrets(values, same):
+            what = f"{_named(values)} is the same run as {point_text(same)}"
+            raise UsageProblem(what, f"leave one of them out; {_REPEAT}")
+
+
+def _differ_in_secrets(values: Mapping[str, str], others: Mapping[str, str]) -> bool:
+    """Return whether two points differ in what no digest of a plan has."""
+    return any(masked_value(key, value) != value != others[key] for key, value in values.items())
 
 
 def _plan_point(values: Mapping[str, str], plan: PlanPoint) -> Sequence[PlannedRun] | UsageProblem:

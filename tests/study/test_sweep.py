@@ -30,7 +30,17 @@ def test_the_points_of_a_sweep(texts, zipped, points) -> None:
     assert [*sweep_points(["bs=1"])[0]] == ["global_batch"], "by the name that a plan has for it"
 
 
-def test_points_that_would_not_start_are_runs_of_a_sweep(tmp_path) -> None:
+def test_points_that_are_the_same_run_are_refused(tmp_path) -> None:
+    def plan(values, refused_as):
+        made = make_plan(tmp_path, env={"STEPS": str(int(values["steps"]))})
+        return [PlannedRun(plan=made, backends=(), files=(), runtime=None)]
+
+    assert len(plan_sweep(sweep_points(["steps=10,11"]), plan)) == 2
+    with pytest.raises(UsageProblem, match="steps=010 is the same run as steps=10"):
+        plan_sweep(sweep_points(["steps=10,010"]), plan)
+
+
+def test_points_that_would_not_start_are_not_taken_for_the_same_run(tmp_path) -> None:
     def plan(values, refused_as):
         blocked = Blocked(status=Status.FAILURE, cause=Cause.PREPARE, reason="no recipe is known for it on cpu")
         return [PlannedRun(plan=make_plan(tmp_path, blocked=blocked), backends=(), files=(), runtime=None)]
