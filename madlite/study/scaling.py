@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from madlite.errors import UsageProblem
 from madlite.measure.statistics import Interval, ratio_interval
-from madlite.model import Cause, Metric, Scalar, Study, Value
+from madlite.model import Cause, Metric, NodeUse, Scalar, Study, Value
 from madlite.plan.submission import PlannedRun
 from madlite.study.engine import PlanWith
 from madlite.study.summary import CONFIDENCE, Sample, summarise_series
@@ -31,6 +31,19 @@ GPUS: Final = "n_gpus"
 NODES: Final = "nnodes"
 """What varies in the runs of a scaling study, by the names of `--set`; with both, `n_gpus` is of each node."""
 _PER_GPU = ("per_gpu", "/s/gpu", "/gpu")  # in the name or unit of a metric that is of one GPU
+
+
+class NodeFigure(Value, frozen=True):
+    """One node over the runs of a point: medians of what its lines and its GPUs told, None where they do not tell.
+
+    `slow` is why it was slower than the others in one of the runs, the last that says so.
+    """
+
+    name: str
+    runs: int = 0
+    speed: float | None = None
+    clock_mhz: float | None = None
+    slow: str = ""
 
 
 class ScalingPoint(Value, frozen=True):
@@ -52,7 +65,7 @@ class ScalingPoint(Value, frozen=True):
     speedup: float | None = None
     efficiency: float | None = None
     interval: Interval | None = None  # of the efficiency
-    slow_nodes: dict[str, str] = {}  # why each was slower than the others in one of the runs, the last that says so
+    per_node: tuple[NodeFigure, ...] = ()  # of a point of several nodes, where runs tell of them
 
     @property
     def size(self) -> int:
@@ -166,7 +179,7 @@ def _point(gpus: int, nodes: int, samples: Sequence[Sample], metric: Metric | No
         requested=series.requested,
         succeeded=series.succeeded,
         failed=series.failed,
-        slow_nodes=dict(_slow_nodes(samples)),
+        per_node=tuple(_per_node(samples)),
     )
     found = next((each for each in series.metrics if metric is not None and each.metric == metric.metric), None)
     if found is None or metric is None:
@@ -175,12 +188,26 @@ def _point(gpus: int, nodes: int, samples: Sequence[Sample], metric: Metric | No
     return replace(point, values=found.values, figure=found.median, per_gpu=per_gpu, total=point.size * per_gpu)
 
 
-def _slow_nodes(samples: Iterable[Sample]) -> Iterator[tuple[str, str]]:
-    """Yield which nodes were slow, by their names: a job may have had others than the one before."""
+def _per_node(samples: Iterable[Sample]) -> Iterator[NodeFigure]:
+    """Yield what the runs tell of each node, by its name: a job may have had others than the one before."""
+    found: dict[str, list[NodeUse]] = {}
     for sample in samples:
         for node in sample.result.nodes if sample.result is not None else ():
-            if node.slow:
-                yield node.name or f"node {node.node}", node.slow
+            if node.speed is not None or node.clock_mhz is not None:
+                found.setdefault(node.name or f"node {node.node}", []).append(node)
+    for name, nodes in found.items():
+        yield NodeFigure(
+            name=name,
+            runs=len(nodes),
+            speed=_median(node.speed for node in nodes),
+            clock_mhz=_median(node.clock_mhz for node in nodes),
+            slow=next((node.slow for node in reversed(nodes) if node.slow), ""),
+        )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def _per_gpu(metric: Metric, values: Sequence[float], gpus: int, kind: str) -> list[float]:
@@ -208,7 +235,7 @@ def _against(base: ScalingPoint, point: ScalingPoint, metric: Metric, kind: str)
 
 
 def scaling_lines(scaling: Scaling) -> Iterator[str]:
-    """Yield the table of a scaling as lines, and the nodes that are slow."""
+    """Yield the table of a scaling as lines, and what its nodes reported."""
     what = filter(None, (scaling.card, scaling.mode, scaling.precision, scaling.image))
     yield f"{' · '.join(what)}  ({scaling.kind + ' scaling' if scaling.kind else 'one point'}, {_metric(scaling)})"
     rows = [SCALING_HEADS, *(scaling_cells(point) for point in scaling.points)]
@@ -216,13 +243,26 @@ def scaling_lines(scaling: Scaling) -> Iterator[str]:
     if scaling.base_point is not None and scaling.points[0].size != scaling.base:
         against, first = scaling.count_text(scaling.base_point), scaling.count_text(scaling.points[0])
         yield f"  efficiency is against {against}: no run of {first} succeeded"
-    yield from (f"  {line}" for line in slow_lines(scaling))
-
-
-def slow_lines(scaling: Scaling) -> Iterator[str]:
-    """Yield each node that is slow."""
     for point in scaling.points:
-        yield from (f"{point.nodes} nodes: {name} is slow: {why}" for name, why in point.slow_nodes.items())
+        yield from (f"  {line}" for line in node_lines(point))
+
+
+_NAMED = 8  # nodes, of more the range
+
+
+def node_lines(point: ScalingPoint) -> Iterator[str]:
+    """Yield what the nodes of a point reported, and each that is slow."""
+    for field, unit in (("speed", ""), ("clock_mhz", " MHz")):
+        told = [(node.name, value) for node in point.per_node if (value := getattr(node, field)) is not None]
+        if not told:
+            continue
+        values = [value for _, value in told]
+        if len(told) > _NAMED:
+            text = f"{figure(min(values))} to {figure(max(values))}, median {figure(median(values))}"
+        else:
+            text = ", ".join(f"{name} {figure(value)}" for name, value in told)
+        yield f"{point.nodes} nodes, each one's {'number' if field == 'speed' else 'GPU clock'}: {text}{unit}"
+    yield from (f"  {node.name} is slow: {node.slow}" for node in point.per_node if node.slow)
 
 
 def _metric(scaling: Scaling) -> str:
@@ -372,7 +412,7 @@ def render_page(study_id: str, scalings: Sequence[Scaling]) -> str:
             "scaling": scaling,
             "heads": SCALING_HEADS,
             "rows": [scaling_cells(point) for point in scaling.points],
-            "nodes": [*slow_lines(scaling)],
+            "nodes": [line.strip() for point in scaling.points for line in node_lines(point)],
             "plots": scaling_plots(scaling) if scaling.base else (),
         }
         for scaling in scalings

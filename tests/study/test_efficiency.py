@@ -99,7 +99,7 @@ def test_the_gpus_of_a_node_are_those_of_its_place():
     assert one.points[1].speedup == pytest.approx(2.0)
 
 
-def test_slow_nodes_are_told():
+def test_each_node_s_number_and_the_slow_node_are_told():
     def run(names: str, slow: str = "") -> Sample:
         told = tuple(
             NodeUse(
@@ -114,8 +114,10 @@ def test_slow_nodes_are_told():
         one = sample(8, 90.0, varied={"nnodes": len(told)})
         return msgspec.structs.replace(one, result=msgspec.structs.replace(one.result, nodes=told))
 
-    (one,) = scalings_of([run("a b c", "c"), run("a b c")])
-    assert [line for line in scaling_lines(one) if "slow" in line] == ["  3 nodes: c is slow: 20 % below"]
+    (one,) = scalings_of([run("a b c", "c"), run("a b c"), run(" ".join(f"n{at}" for at in range(12)))])
+    text = "\n".join(scaling_lines(one))
+    assert "3 nodes, each one's number: a 100, b 101, c 91" in text and "    c is slow: 20 % below" in text
+    assert "12 nodes, each one's number: 100 to 111, median 105.5" in text
     assert "c is slow: 20 % below" in render_page("20260101T000000-abcdef", [one])
 
 
