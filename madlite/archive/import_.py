@@ -16,11 +16,11 @@ import shutil
 import sys
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Literal, TypeAlias, cast
+from typing import IO, Any, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -145,7 +145,7 @@ def _import_run(run: PackedRun, ids: _Ids, staging: Folder, runs: Folder, origin
     local_id = ids.local[run.id]
     known_as = "" if local_id == run.id else f" as {local_id}"
     if runs.holds(local_id):
-        if _has_record(run, ids, staging, runs):
+        if _has_record(run, local_id, staging, runs):
             return ImportedRun(run=run, id=local_id, message=f"already here{known_as}")
         message = f"not taken in: a run of this id is here{known_as} with another {RECORD}"
         return ImportedRun(run=run, id=local_id, message=message, refused=True)
@@ -158,10 +158,14 @@ def _import_run(run: PackedRun, ids: _Ids, staging: Folder, runs: Folder, origin
 
 # The ids of runs of an archive, which are made here: what has one of the archive's could be taken for something else.
 
-# ends the ids of batches, of studies and of runs that are not in the archive: none made here has it
-_ABROAD = "-imported"
-_NAME = re.compile(rb'"([A-Za-z0-9][A-Za-z0-9._-]*)"(?!:)')  # a text of JSON that may be an id, and no key
-_BY_TIME = re.compile(r"\d{8}T\d{6}-.*")  # as all ids begin that madlite makes
+_ABROAD = (
+    "-imported"  # ends the ids of batches, of studies and of runs that are not in the archive: none made here has it
+)
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_Path = tuple[str, ...]
+_OF_RUNS: tuple[_Path, ...] = (("id",), ("plan_id",), ("attempt", "next"), ("attempt", "earlier", "*", "run"))
+_OF_GROUPS: tuple[_Path, ...] = (("batch",), ("study", "id"))
+_NAMING_RUNS: tuple[_Path, ...] = (("beside", "*"), ("rows", "cells", "*", "run"))  # and perhaps something else
 
 
 class _Ids:
@@ -183,20 +187,13 @@ class _Ids:
         Raises:
             ValueError: it is no JSON.
         """
-        return _with_names(data, lambda name: self.local.get(name) or (_abroad(name) if _BY_TIME.match(name) else name))
-
-    def without(self, data: bytes) -> bytes:
-        """Return a record without any id, wherever it has those.
-
-        Raises:
-            ValueError: it is no JSON.
-        """
-        known = {*self.local, *self.local.values()}
-        return _with_names(data, lambda name: "" if name in known or _BY_TIME.match(name) else name)
+        return _with_ids(
+            data, lambda name: self.local.get(name) or _abroad(name), _abroad, lambda text: self.local.get(text, text)
+        )
 
 
 def _abroad(name: str) -> str:
-    return name.removesuffix(_ABROAD) + _ABROAD
+    return _UNSAFE.sub("_", name.removesuffix(_ABROAD)) + _ABROAD
 
 
 def _began(run: PackedRun) -> datetime | None:
@@ -205,26 +202,44 @@ def _began(run: PackedRun) -> datetime | None:
     return began if began is not None and 2000 <= began.year < 9999 else None
 
 
-def _with_names(data: bytes, change: Callable[[str], str]) -> bytes:
-    """Return JSON in which each text that may be an id is another one.
+def _with_ids(
+    data: bytes, run: Callable[[str], str], group: Callable[[str], str], known: Callable[[str], str]
+) -> bytes:
+    """Return a record or a plan as JSON with other ids of runs, and of batches and studies.
 
     Raises:
         ValueError: it is no JSON.
     """
     try:
-        plain = msgspec.json.encode(msgspec.json.decode(data))  # without escapes and blanks
-        changed = _NAME.sub(lambda found: b'"%s"' % change(found[1].decode()).encode(), plain)
-        return msgspec.json.format(changed, indent=2) + b"\n"
+        value = msgspec.json.decode(data)
+        for paths, change in ((_OF_RUNS, run), (_OF_GROUPS, group), (_NAMING_RUNS, known)):
+            for path in paths:
+                _change(value, path, change)
+        return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
     except (msgspec.MsgspecError, RecursionError, OverflowError) as error:
         raise ValueError(str(error)) from None
 
 
-def _has_record(run: PackedRun, ids: _Ids, staging: Folder, runs: Folder) -> bool:
+def _change(value: Any, path: _Path, change: Callable[[str], str]) -> None:
+    """Change the texts in a JSON value to which a path leads; an empty one names nothing."""
+    first, rest = path[0], path[1:]
+    if first == "*":
+        places: Iterable[Any] = range(len(value)) if isinstance(value, list) else ()
+    else:
+        places = (first,) if isinstance(value, dict) and first in value else ()
+    for place in places:
+        if rest:
+            _change(value[place], rest, change)
+        elif value[place] and isinstance(value[place], str):
+            value[place] = change(value[place])
+
+
+def _has_record(run: PackedRun, local_id: str, staging: Folder, runs: Folder) -> bool:
     """Return whether the run that is here has a packed run's record, but for ids and what was masked in the archive."""
     try:
         packed, own = (
-            ids.without(folder.read(f"{name}/{RECORD}", LIMIT_BYTES))
-            for folder, name in ((staging, run.id), (runs, ids.local[run.id]))
+            _with_ids(folder.read(f"{name}/{RECORD}", LIMIT_BYTES), *[lambda _: ""] * 3)
+            for folder, name in ((staging, run.id), (runs, local_id))
         )
     except (OSError, ValueError):
         return False
