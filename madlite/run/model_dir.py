@@ -102,7 +102,8 @@ class _Copier:
         with self._runs.parent_of(f"{self._backup}/{path}", make=True) as (into, last):
             if stat.S_ISREG(facts.st_mode):
                 with os.fdopen(folder.open_file(name, os.O_RDONLY, make=False), "rb") as file:
-                    into.copy_in(file.fileno(), folder.path / name, last, facts.st_size)
+                    # by now it may be another command's copy, of another size
+                    into.copy_in(file.fileno(), folder.path / name, last, os.fstat(file.fileno()).st_size)
             elif stat.S_ISLNK(facts.st_mode):
                 os.symlink(os.readlink(name, dir_fd=folder.fd), last, dir_fd=into.fd)
             else:

@@ -253,7 +253,11 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> str:
         """Write one file of text; return the error message, "" if none: a full disk must not cost the verdict."""
-        return self.stream(name, [text.encode("utf-8", "backslashreplace")])
+        try:
+            self.write(name, text.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            return f"{name} could not be written: {error.strerror}"
+        return ""
 
     def write_result(self, text: str) -> str:
         """Write the run's result file; return the error message, "" if none."""

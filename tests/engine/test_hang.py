@@ -90,7 +90,7 @@ def test_a_slow_step_is_none_that_hangs(on_host: Checkout):
     body = "for n in range(1, 21):\n    step(n)\n    n == 12 and time.sleep(14)\n"
     done = on_host.run(*training(on_host, body, "--silence-limit", "40"))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"no step for 1\d s after step 12 \(median \S+ s\)", done.stdout)
+    assert re.search(r"no step for \d+ s after step 12 \(median \S+ s\)", done.stdout)
     assert not list(on_host.folder.glob("madlite_runs/*/hang"))
     (stall,) = [text for text in on_host.records()[0]["findings"] if text.startswith("stalled")]
     assert 14 <= int(re.fullmatch(r"stalled for (\d+) s before step 13 \(steps took \S+ s\)", stall)[1]) < 40

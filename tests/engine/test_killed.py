@@ -224,7 +224,7 @@ def test_a_run_whose_lock_was_not_seen_gets_no_second_row(planned, monkeypatch, 
     def taken(*args, **named):
         with monkeypatch.context() as patch:  # as on NFS whose locks are each host's own
             patch.setattr(moment, real)
-            patch.setattr("madlite.store.folder.open_locked", lambda folder, name: folder.open_file(name))
+            patch.setattr("madlite.store.folder.lock_of", lambda folder, name: folder.open_file(name))
             patch.setattr("madlite.store.folder.is_locked", lambda path: False)
             said.extend(recover(options.workspace, options.output))
         return real(*args, **named)

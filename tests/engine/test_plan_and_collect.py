@@ -92,7 +92,7 @@ def test_an_image_that_is_another_by_now_is_named(engine, base_image, tmp_path):
     saved["plan"]["mounts"] = [{"source": "/nonexistent/data", "target": "/data", "read_only": True, "create": False}]
     file.write_text(json.dumps(saved))
     refused = checkout.madlite("run", "--plan", "plan.json")
-    missing = f"mounts /nonexistent/data at /data: it is not on machine {socket.gethostname()}"
+    missing = f"mount of /nonexistent/data at /data: it is not on machine {socket.gethostname()}"
     assert refused.returncode == 4 and missing in refused.stderr
 
 
