@@ -335,8 +335,9 @@ def find_foreign(
         at_work = process.busy or (process.gpu in busy_gpus and process.busy is None)
         if (used_bytes >= LEAST_BYTES or at_work) and not is_own(proc, process.pid, own) and _works(proc, process.pid):
             found.setdefault(process.pid, {})[process.gpu] = used_bytes
+    names = {process.pid: process.name for process in listed}
     return tuple(
-        ForeignProcess(pid=pid, command=short_command(proc, pid) or "?", memory=memory)
+        ForeignProcess(pid=pid, command=short_command(proc, pid) or names.get(pid, "") or "?", memory=memory)
         for pid, memory in sorted(found.items())
     )
 

@@ -91,8 +91,11 @@ class StartReader:
         try:
             if self._source is not None:
                 return self._source.read().readings
-            self._source, first, _ = open_source(self._vendor, self._gpus, self._host, self._over)
-            return first.readings
+            opened, _ = open_sources(self._vendor, self._gpus, self._host, self._over)
+            for source, _ in opened[1:]:  # the first one is read again: it costs the least
+                source.close()
+            self._source = opened[0][0] if opened else None
+            return opened[0][1].readings if opened else ()
         except Exception as error:  # noqa: BLE001 - a driver's library may raise anything, and must not fail a run
             _LOG.debug("the GPUs were not read: %s", error)
             return ()
@@ -103,6 +106,7 @@ MOST_SAMPLES = 7200  # that are kept: from then on half of them, at twice the in
 MOST_BYTES = 64 << 20  # of the file
 PROCESSES_EVERY_S = 10.0  # of reading the list of processes
 BUSY_PERCENT = 5.0  # of utilisation: what an idle GPU does not reach
+TOOL_PAUSE_FACTOR = 9  # times as long as a tool took, in which the source beside it is read again
 LEAVE_S = 2.0  # for the thread to end
 TOOLS: dict[Vendor, type[ToolSource]] = {"NVIDIA": NvidiaSmi, "AMD": AmdSmi}
 
@@ -117,28 +121,30 @@ class SamplingTarget(Value, frozen=True):
     host: Host = Host()
 
 
-def open_source(
+def open_sources(
     vendor: Vendor, gpus: Sequence[Gpu], host: Host, cancelled: Event
-) -> tuple[TelemetrySource | None, ReadResult, str]:
-    """Return the source that reads these GPUs, with its first result; and why others do not.
+) -> tuple[list[tuple[TelemetrySource, ReadResult]], str]:
+    """Return the sources that read these GPUs, each with its first result; and why others do not.
 
-    AMD's are read by the files of their driver, which cost nothing, where these report the power of all of them, else
-    by the tool, or where that answers nothing by the files.  May block for as long as a driver does.
+    One source is enough, but that the files of AMD's driver, which cost nothing, report throttling only with newer
+    drivers: then a tool is read too, now and then.  May block for as long as a driver does.
     """
-    files = AmdGpu(host.root, gpus) if vendor == "AMD" else None
-    first = files.read() if files is not None else ReadResult()
-    if files is not None and len(first.readings) == len(gpus):
-        return files, first, ""
+    found: list[tuple[TelemetrySource, ReadResult]] = []
+    if vendor == "AMD":
+        files = AmdGpu(host.root, gpus)
+        found = [(files, first)] if (first := files.read()).readings else []
+        if found and files.counts:
+            return found, ""
     problems: list[str] = []
     for tool in _tools(vendor, [gpu.index for gpu in gpus], host, cancelled):
         if cancelled.is_set():
             break
         result = tool.read()
         if result.readings:
-            return tool, result, ""
+            return [*found, (tool, result)], ""
         tool.close()
         problems.append(f"{tool.name}: {result.problem or 'it says nothing'}")
-    return files if first.readings else None, first, "; ".join(problems)
+    return found, "; ".join(problems)
 
 
 def _tools(vendor: Vendor, indexes: Sequence[int], host: Host, cancelled: Event) -> Sequence[TelemetrySource]:
@@ -151,14 +157,18 @@ def _tools(vendor: Vendor, indexes: Sequence[int], host: Host, cancelled: Event)
 
 
 def list_processes(vendor: Vendor, gpus: Sequence[Gpu], host: Host, cancelled: Event) -> tuple[GpuProcess, ...]:
-    """Return the processes on GPUs, as the driver or NVIDIA's library lists them; none where nothing does."""
-    if vendor != "NVIDIA":
-        return (kfd_processes(host.root, gpus) if vendor == "AMD" else None) or ()
-    library = _tools(vendor, [gpu.index for gpu in gpus], host, cancelled)[0]
-    try:
-        return (library.processes() if library.read().readings else None) or ()
-    finally:
-        library.close()
+    """Return the processes on GPUs, as the driver or the first tool that can lists them; none where nothing does."""
+    if vendor == "CPU":
+        return ()
+    if vendor == "AMD" and (found := kfd_processes(host.root, gpus)) is not None:
+        return found
+    for tool in _tools(vendor, [gpu.index for gpu in gpus], host, cancelled):
+        try:
+            if tool.read().readings and (listed := tool.processes()) is not None:
+                return listed
+        finally:
+            tool.close()
+    return ()
 
 
 class Sampler:
@@ -220,36 +230,44 @@ class Sampler:
 
     def _sample_until_over(self) -> None:
         target, meter = self._target, _CpuMeter()
-        source, first, problem = open_source(target.vendor, target.gpus, target.host, self._over)
+        opened, problem = open_sources(target.vendor, target.gpus, target.host, self._over)
+        self.source = " and ".join(source.name for source, _ in opened)
         if problem and not self._over.is_set():
             self._note(problem)
-        if source is None:
+        if not opened:
             return
-        self.source = source.name
         try:
-            self._take(first)
-            self._find_foreign(source, first)
+            for source, _ in opened[:-1]:  # it was read before the others were opened, which can take a while
+                self._take(source.read())
+            self._take(opened[-1][1])
+            self._find_foreign(opened[-1][0], opened[0][1])
             is_amd = target.vendor == "AMD"
-            self.facts = driver_facts(target.host.root, target.gpus) if is_amd else source.facts()
+            self.facts = driver_facts(target.host.root, target.gpus) if is_amd else opened[-1][0].facts()
             self.cost += meter.lap()
-            self._go_on(source, meter)
+            self._go_on([_Schedule(source, target.interval_s) for source, _ in opened], meter)
         finally:
-            source.close()
+            for source, _ in opened:
+                source.close()
 
-    def _go_on(self, source: TelemetrySource, meter: _CpuMeter) -> None:
-        """Read the source again and again; when follows from what it cost."""
-        pace = _Pace(max(self._target.interval_s, source.least_interval_s))
-        self.interval_s = pace.least_s
-        while not self._over.wait(self.interval_s):
-            self._take(source.read())
-            if time.monotonic() >= self._processes_due_s:
-                self._find_foreign(source, None)
+    def _go_on(self, schedules: Sequence[_Schedule], meter: _CpuMeter) -> None:
+        """Read each source when it is due; what is due follows from what it cost."""
+        self.interval_s = schedules[0].interval_s
+        while True:
+            due = min(schedules, key=lambda schedule: schedule.due_s)
+            if self._over.wait(max(0.0, due.due_s - time.monotonic())):
+                return
+            begun_s = time.monotonic()
+            self._take(due.source.read())
+            if due is schedules[-1] and time.monotonic() >= self._processes_due_s:
+                self._find_foreign(due.source, None)
             spent_s = meter.lap()
             self.cost += spent_s
-            self.interval_s = pace.after(spent_s)
+            due.was_read(spent_s, 0.0 if due is schedules[0] else time.monotonic() - begun_s)
             if len(self.samples) >= MOST_SAMPLES:
                 self.samples = self.samples[::2]
-                pace.least_s *= 2
+                for schedule in schedules:
+                    schedule.least_s *= 2
+            self.interval_s = schedules[0].interval_s
 
     def _take(self, result: ReadResult) -> None:
         if result.problem and not self._over.is_set():
@@ -265,8 +283,8 @@ class Sampler:
         root, proc = self._target.host.root, self._target.host.root / "proc"
         if not sees_all_processes(proc):
             return
-        is_amd = self._target.vendor == "AMD"
-        if (listed := kfd_processes(root, self._target.gpus) if is_amd else source.processes()) is None:
+        listed = kfd_processes(root, self._target.gpus) if self._target.vendor == "AMD" else None
+        if listed is None and (listed := source.processes()) is None:
             return
         self.processes_known = True
         readings = before.readings if before else ()
@@ -293,17 +311,20 @@ class Sampler:
             self.problem = f"{self.problem}; {plain}" if self.problem else plain
 
 
-class _Pace:
-    """How often a source is read: never so often that it costs more than its share of a core."""
+class _Schedule:
+    """A source and when it is due: never so often that it costs more than its share of a core."""
 
-    def __init__(self, least_s: float) -> None:
-        self.least_s = least_s
+    def __init__(self, source: TelemetrySource, requested_s: float) -> None:
+        self.source = source
+        self.least_s = self.interval_s = max(requested_s, source.least_interval_s)
+        self.due_s = time.monotonic() + self.interval_s
         self._costs: list[float] = []
 
-    def after(self, cost_s: float) -> float:
-        """Return the time until the next reading, by what the last ones cost in CPU seconds."""
+    def was_read(self, cost_s: float, lasted_s: float = 0.0) -> None:
+        """Note what a reading cost, in CPU seconds; and how long another source had to wait for it."""
         self._costs = [*self._costs[-2:], cost_s]
-        return max(self.least_s, max(self._costs) / SHARE)
+        self.interval_s = max(self.least_s, max(self._costs) / SHARE, TOOL_PAUSE_FACTOR * lasted_s)
+        self.due_s = time.monotonic() + self.interval_s
 
 
 class _CpuMeter:

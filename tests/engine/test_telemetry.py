@@ -39,6 +39,8 @@ AMD_SMI = f"""#!/bin/sh
 case "$1" in
 static) echo '{STATIC}' ;;
 list) echo '[{{"gpu": 0, "bdf": "0000:01:00.0"}}, {{"gpu": 1, "bdf": "0000:02:00.0"}}]' ;;
+process) echo '[{{"gpu": 1, "process_list": [{{"process_info": {{"pid": '"$STRANGER"', "memory_usage": '\
+'{{"vram_mem": {{"value": 3.25, "unit": "GB"}}}}}}}}]}}]' ;;
 metric) n=$(($(cat "$COUNT" 2>/dev/null || echo 0) + 1)); echo $n >"$COUNT"
 echo 'WARNING: the driver is old'; echo '[{GPU % (0, 900)}, {GPU % (1, 1000)}]' ;;
 *) exit 2 ;;
@@ -91,6 +93,7 @@ class Machine:
             "PYTHONPATH": f"{folder}/fake",
             "NCCL_DEBUG": "WARN",
             "HF_TOKEN": "hf_averysecretone",
+            "STRANGER": "0",
             "COUNT": f"{folder}/count",
             "STEP_S": "0.15",
             "ASKED": "0",
@@ -115,10 +118,15 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.mark.host
-def test_amd_gpus(machine: Machine) -> None:
+def test_amd_gpus_and_a_stranger_on_them(machine: Machine) -> None:
     machine.tool("amd-smi", AMD_SMI)
     machine.env["ASKED"] = "6"  # the first may be of before, the last is not read, and three are needed
-    done = machine.run()
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        machine.env["STRANGER"] = str(stranger.pid)
+        try:
+            done = machine.run()
+        finally:
+            stranger.kill()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "power 950 W/GPU, 10 tokens/J, throttled 18 % of the window (thermal)" in done.stdout
     record = machine.record()
@@ -126,6 +134,9 @@ def test_amd_gpus(machine: Machine) -> None:
     assert (told["source"], told["over"], told["power_w"], told["power_cap"]) == ("amd-smi", "window", 950.0, 0.9)
     assert told["gpus"][1]["throttled"] == {"thermal": 0.18} and told["gpus"][0]["temperature_c"] == 88.0
     assert "the GPUs were throttled 18 % of the window (thermal)" in record["findings"]
+    if told["processes_known"]:  # not inside a container
+        assert told["foreign_processes"] == [f"pid {stranger.pid} sleep 600, 3.2 GiB on GPU 1"]
+        assert "sleep 600" in record["suspect"][0]
     (file,) = machine.folder.glob("madlite_runs/*/telemetry.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [one["index"] for one in lines[0]["gpus"]] == [0, 1] and lines[0]["t_s"] < lines[-1]["t_s"]

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from madlite.machine.host import Host, no_gpu_problem, run_tools
 from madlite.machine.sources.base import (
     GpuFacts,
+    GpuProcess,
     Reading,
     SourceReport,
     ToolSource,
@@ -114,6 +115,14 @@ class AmdSmi(ToolSource):
         """Return the readings."""
         return [read_gpu(index, entry) for index, entry in _entries(text).items()]
 
+    def processes(self) -> tuple[GpuProcess, ...] | None:
+        """Return the processes on these GPUs."""
+        listed = _entries(self._run("process", "--json").text)
+        if not listed:
+            return None
+        ours = ((index, listed[index]) for index in self._indexes if index in listed)
+        return tuple(process for index, entry in ours for process in _processes(index, entry))
+
 
 def read_gpu(index: int, entry: Entry) -> Reading:
     """Return the reading of one GPU's entry of `metric`."""
@@ -185,3 +194,12 @@ def _scalars(value: Json) -> Iterator[Json]:
             yield from _scalars(item)
     else:
         yield value
+
+
+def _processes(index: int, entry: Entry) -> Iterator[GpuProcess]:
+    listed = entry.get("process_list", entry.get("process_info"))
+    for item in listed if isinstance(listed, list) else []:
+        info = item.get("process_info", item) if isinstance(item, dict) else None
+        if isinstance(info, dict) and (pid := parse_int(info.get("pid"))):
+            memory = _section(info, "memory_usage").get("vram_mem", info.get("mem_usage"))
+            yield GpuProcess(pid=pid, gpu=index, memory_bytes=size_bytes(memory), name=clean(info.get("name")))

@@ -65,14 +65,22 @@ class DriverCounters(Value, frozen=True):
 
 
 class AmdGpu(TelemetrySource):
-    """The files of the GPUs that have any."""
+    """The files of the GPUs that have any.
+
+    `counts`: they cover all GPUs, throttling included.  Where they do not a tool is read beside them, whose counters
+    are not mixed with these.
+    """
 
     name = "amdgpu"
     least_interval_s = 0.1
 
     def __init__(self, root: Path, gpus: Sequence[Gpu]) -> None:
+        self.counts = False
         self._folders = {gpu.index: _folder(root, gpu) for gpu in gpus if gpu.bus}
         self._monitors = {index: monitor_folder(folder) for index, folder in self._folders.items()}
+        told = {reading.index for reading in self.read().readings}
+        tables = {index for index, folder in self._folders.items() if read_counters(folder / "gpu_metrics")}
+        self.counts = bool(gpus) and all(gpu.index in told & tables for gpu in gpus)
 
     def read(self) -> ReadResult:
         """Return one reading of each GPU whose power they tell; the others are a tool's."""
@@ -82,7 +90,7 @@ class AmdGpu(TelemetrySource):
     def _reading(self, index: int) -> Reading:
         folder, monitor = self._folders[index], self._monitors[index]
         labels = {read_file(monitor / f"temp{n}_label"): f"temp{n}_input" for n in range(1, 4)}
-        counted = read_counters(folder / "gpu_metrics")
+        counted = read_counters(folder / "gpu_metrics") if self.counts else None
         values = {
             "power_w": _first(monitor, POWERS, 1e6),
             "energy_j": counted.energy_j if counted else None,

@@ -116,6 +116,7 @@ class GpuProcess(Value, frozen=True):
     gpu: int
     memory_bytes: int | None = None
     busy: bool | None = None
+    name: str = ""
 
 
 class TelemetrySource:

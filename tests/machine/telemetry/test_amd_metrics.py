@@ -9,7 +9,7 @@ from threading import Event
 from madlite.machine.host import Host
 from madlite.machine.sources.amdgpu import AmdGpu, DriverCounters, read_counters
 from madlite.machine.sources.base import Reading
-from madlite.machine.telemetry import Sample, open_source, summarise
+from madlite.machine.telemetry import Sample, open_sources, summarise
 from madlite.model import Gpu
 from tests.machine.stand_in import Bench
 from tests.rows import each_row
@@ -107,13 +107,13 @@ def gpu(bench: Bench, bus: str, table: bytes = b"") -> None:
 GPUS = (Gpu(index=0, bus="0000:05:00.0"), Gpu(index=1, bus="0000:26:00.0"))
 
 
-def test_files_that_count_need_no_tool(bench: Bench) -> None:
+def test_files_that_count_need_no_tool_beside_them(bench: Bench) -> None:
     bench.script("amd-smi", "sleep 30")
     for one in GPUS:
         gpu(bench, one.bus, fixed(8))
     host = Host(root=bench.root, path=str(bench.bin), limit_s=10, env={"PATH": "/usr/bin:/bin"})
-    source, first, problem = open_source("AMD", GPUS, host, Event())
-    assert source is not None and (source.name, problem) == ("amdgpu", "")
+    ((source, first),), problem = open_sources("AMD", GPUS, host, Event())
+    assert (source.name, problem) == ("amdgpu", "")
     for one in GPUS:
         gpu(bench, one.bus, fixed(8, ticks=21_000, joules=12_607, counts=(2, 15_300, 3_640, 0, NONE)))
     samples = [Sample(t_s=0.0, gpus=first.readings), Sample(t_s=20.0, gpus=source.read().readings)]
@@ -123,8 +123,9 @@ def test_files_that_count_need_no_tool(bench: Bench) -> None:
 
 
 @each_row("second", [b"", fixed(3)])
-def test_a_gpu_without_counters_has_none_beside_one_that_counts(bench: Bench, second: bytes) -> None:
+def test_counters_of_some_gpus_are_left_to_the_tool(bench: Bench, second: bytes) -> None:
     gpu(bench, GPUS[0].bus, fixed(8))
     gpu(bench, GPUS[1].bus, second)
-    first, other = AmdGpu(bench.root, GPUS).read().readings
-    assert first.ticks and first.energy_j and (other.ticks, other.energy_j) == (None, None)
+    files = AmdGpu(bench.root, GPUS)
+    assert not files.counts
+    assert [(one.ticks, one.energy_j) for one in files.read().readings] == [(None, None)] * 2

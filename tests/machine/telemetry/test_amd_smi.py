@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from threading import Event
 
 from madlite.machine.host import Host
 from madlite.machine.sources.amd_smi import AmdSmi, read_gpu
-from madlite.machine.sources.base import Sample
+from madlite.machine.sources.base import GpuProcess, Sample
 from madlite.machine.telemetry import summarise
 from tests.machine.stand_in import Bench
 from tests.rows import each_row
@@ -147,6 +148,31 @@ def test_what_holds_now(throttle: dict[str, object], slowed: dict[str, float] | 
 @each_row(("state", "slowed"), [("THROTTLED", {"unspecified": 1.0}), ("UNTHROTTLED", {})])
 def test_an_old_driver_s_state_has_no_reason(state: str, slowed: dict[str, float]) -> None:
     assert read_gpu(0, metric(0, power={"throttle_status": state})).slowed == slowed
+
+
+@each_row(
+    "listed",
+    [
+        [{"gpu": 0, "process_list": [{"process_info": {"pid": 42, "memory_usage": {"vram_mem": value(2, "GB")}}}]}],
+        {"gpu_data": [{"gpu": 0, "process_list": [{"process_info": {"pid": 42, "mem_usage": value(2048, "MB")}}]}]},
+    ],
+)
+def test_processes(bench: Bench, listed: object) -> None:
+    bench.tool("amd-smi", ("'process --json'", json.dumps(listed)))
+    assert source(bench, 0).processes() == (GpuProcess(pid=42, gpu=0, memory_bytes=2 << 30),)
+
+
+def test_no_process_no_answer_and_a_memory_that_no_gpu_has(bench: Bench) -> None:
+    # no process and no answer are told apart
+    none = [{"gpu": 0, "process_list": [{"process_info": "No running processes detected"}]}]
+    bench.tool("amd-smi", ("'process --json'", json.dumps(none)))
+    assert source(bench, 0).processes() == ()
+    bench.tool("amd-smi", ("'process --json'", "amdgpu is busy\n"))
+    assert source(bench, 0).processes() is None
+    # a memory that no gpu has is not known
+    listed = [{"gpu": 0, "process_list": [{"process_info": {"pid": 42, "mem_usage": value("1e308", "GB")}}]}]
+    bench.tool("amd-smi", ("'process --json'", json.dumps(listed)))
+    assert source(bench, 0).processes() == (GpuProcess(pid=42, gpu=0),)
 
 
 def test_a_question_is_called_off(bench: Bench, tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from madlite.machine.host import Host
 from madlite.machine.sources.amdgpu import AmdGpu, driver_facts
-from madlite.machine.sources.base import ReadResult
 from madlite.machine.sources.nvidia_smi import NvidiaSmi
-from madlite.machine.telemetry import open_source
+from madlite.machine.telemetry import open_sources
 from madlite.model import Gpu
 from tests.machine.stand_in import Bench
 
@@ -93,35 +92,29 @@ def fake_library(monkeypatch: pytest.MonkeyPatch, error: FakeError | None) -> Fa
 def test_the_library_comes_before_nvidia_smi(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     # without any source each says why
     fake_library(monkeypatch, FakeError(12))
-    source, _, problem = open_source("NVIDIA", [Gpu(index=0)], host(bench), Event())
-    assert source is None
+    opened, problem = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
+    assert opened == []
     assert problem == "NVML: Not Supported; nvidia-smi: not installed"
     # nvidia smi stands in for a library that is not there
     fake_library(monkeypatch, FakeError(12))
     bench.tool("nvidia-smi", ("*clocks_event*", ROWS))
-    source, *_ = open_source("NVIDIA", [Gpu(index=0)], host(bench), Event())
-    assert source is not None and source.name == "nvidia-smi"
+    (((source, _),), _) = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
+    assert source.name == "nvidia-smi"
     fake_library(monkeypatch, None)
     bench.tool("nvidia-smi", ("*", ROWS))
-    source, answer, problem = open_source("NVIDIA", [Gpu(index=0)], host(bench), Event())
-    assert source is not None and (source.name, answer.readings[0].power_w, problem) == ("NVML", 600.0, "")
+    (((source, answer),), problem) = open_sources("NVIDIA", [Gpu(index=0)], host(bench), Event())
+    assert (source.name, answer.readings[0].power_w, problem) == ("NVML", 600.0, "")
 
 
-def test_amd_s_files_where_they_tell_of_all_gpus_else_amd_smi_else_the_files(bench: Bench) -> None:
-    gpus = [Gpu(index=0, bus="0000:c1:00.0"), Gpu(index=1, bus="0000:c1:00.1")]
+def test_amd_s_files_and_amd_smi_together(bench: Bench) -> None:
+    gpus = [Gpu(index=0, bus="0000:c1:00.0")]
+    bench.tool("amd-smi", ("metric*", printed([metric(0)], wrapped=True)))
     amd_files(bench, "0000:c1:00.0", hwmon__hwmon0__power1_average="500000000")
-
-    def opened(gpus: list[Gpu]) -> tuple[str, int, str]:
-        source, first, problem = open_source("AMD", gpus, host(bench), Event())
-        return source.name if source is not None else "", len(first.readings), problem
-
-    assert opened(gpus[:1]) == ("amdgpu", 1, "")
-    assert opened(gpus) == ("amdgpu", 1, "amd-smi: not installed")
-    bench.tool("amd-smi", ("metric*", printed([metric(0), metric(1)], wrapped=True)))
-    assert opened(gpus) == ("amd-smi", 2, "")
+    opened, _ = open_sources("AMD", gpus, host(bench), Event())
+    assert [source.name for source, _ in opened] == ["amdgpu", "amd-smi"]
 
 
 def test_nothing_is_asked_once_the_run_is_over(bench: Bench) -> None:
     over = Event()
     over.set()
-    assert open_source("AMD", [Gpu(index=0)], host(bench), over) == (None, ReadResult(), "")
+    assert open_sources("AMD", [Gpu(index=0)], host(bench), over) == ([], "")

@@ -6,7 +6,6 @@ import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -48,13 +47,13 @@ class Fake:
         self.closed = True
 
 
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: Any = None, vendor: str = "NVIDIA") -> Sampler:
-    """A sampler of this source, on a machine whose files are below tmp_path."""
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *sources: object, vendor: str = "NVIDIA") -> Sampler:
+    """A sampler of these sources, on a machine whose files are below tmp_path."""
 
-    def opened(*_: object) -> tuple[object, ReadResult, str]:
-        return (source, source.read(), "") if source is not None else (None, ReadResult(), "nothing is here")
+    def opened(*_: object) -> tuple[list[tuple[object, ReadResult]], str]:
+        return [(source, source.read()) for source in sources], "" if sources else "nothing is here"  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(module, "open_source", opened)
+    monkeypatch.setattr(module, "open_sources", opened)
     monkeypatch.setattr(module, "SHARE", 1e9)  # real time is no part of these tests
     target = SamplingTarget(
         vendor=vendor,  # type: ignore[arg-type]
@@ -157,11 +156,29 @@ def test_the_file_and_the_samples_are_bounded(tmp_path: Path, monkeypatch: pytes
     assert watts == sorted(watts) and watts[0] == 1.0
 
 
-def test_what_costs_more_is_asked_more_seldom() -> None:
-    pace = module._Pace(1.0)
-    assert pace.after(0.001) == 1.0
-    assert pace.after(0.5) == 100.0
-    assert [pace.after(0.001) for _ in range(3)] == [100.0, 100.0, 1.0]
+def test_a_source_is_read_anew_when_what_is_beside_it_was_opened(tmp_path: Path, monkeypatch) -> None:
+    files, tool = Fake(), Fake()
+    sampler = make(tmp_path, monkeypatch, files, tool)
+    sampler.start()
+    wait_until(lambda: len(sampler.samples) > 1)
+    sampler.stop()
+    assert [one.gpus[0].power_w for one in sampler.samples[:2]] == [2.0, 1.0]  # the first was of before the tool's
+
+
+def test_what_costs_more_or_stands_beside_a_slow_tool_is_asked_more_seldom() -> None:
+    paced = module._Schedule(Fake(), 1.0)  # type: ignore[arg-type]
+    paced.was_read(0.001)
+    assert paced.interval_s == 1.0
+    paced.was_read(0.5)
+    assert paced.interval_s == 100.0
+    for _ in range(3):
+        paced.was_read(0.001)
+    assert paced.interval_s == 1.0
+    beside = module._Schedule(Fake(), 1.0)  # type: ignore[arg-type]
+    beside.was_read(0.001, 10.0)
+    assert beside.interval_s == 90.0
+    beside.was_read(0.001, 0.01)
+    assert beside.interval_s == 1.0
 
 
 def test_strangers_are_looked_for_before_and_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,17 +15,21 @@ from madlite.model import Gpu, GpuStart
 from .test_sampler import Fake
 
 
-def reader(monkeypatch: pytest.MonkeyPatch, source: Fake) -> StartReader:
-    monkeypatch.setattr(module, "open_source", lambda *_: (source, source.read(), ""))
+def reader(monkeypatch: pytest.MonkeyPatch, *sources: Fake) -> StartReader:
+    def opened(*_: object) -> tuple[list[tuple[Fake, ReadResult]], str]:
+        return [(source, source.read()) for source in sources], ""
+
+    monkeypatch.setattr(module, "open_sources", opened)
     return StartReader("AMD", (Gpu(index=0),), Host())
 
 
-def test_each_reading_is_a_new_one(monkeypatch):
+def test_each_reading_is_a_new_one_and_of_the_source_that_costs_least(monkeypatch):
     readings = iter([40.0, 41.0])
     files = Fake(read=lambda: ReadResult(readings=(Reading(index=0, temperature_c=next(readings), clock_mhz=132.0),)))
-    made = reader(monkeypatch, files)
+    tool = Fake()
+    made = reader(monkeypatch, files, tool)
     assert made.read() == (GpuStart(index=0, temperature_c=40.0, clock_mhz=132.0),)
-    assert made.read()[0].temperature_c == 41.0
+    assert made.read()[0].temperature_c == 41.0 and tool.closed and tool.reads == 1
     made.close()
     assert files.closed
 
