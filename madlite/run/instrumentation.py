@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, cast
@@ -364,15 +363,15 @@ class NodeSampler:
         place = plan.place
         several = 1 < place.spanned <= MOST_NODES and place.gpus_per_node > 0
         self._is_on = several and plan.telemetry_s > 0 and plan.traits.sees_processes
-        self._samples: list[list[Sample]] = []  # of each node
+        self._nodes: list[_Node] = []
         self._over = threading.Event()
 
     @contextmanager
     def sampling(self, session: Session) -> Iterator[None]:
         """Sample while the block runs, each node by a thread of its own: one that does not answer can be left."""
-        self._samples = [[] for _ in (session.nodes if self._is_on else ())]
-        samplings = [partial(self._sample, session, *numbered) for numbered in enumerate(self._samples)]
-        threads = [in_thread(sample, "madlite-node-telemetry") for sample in samplings]
+        numbers = range(len(session.nodes)) if self._is_on else ()
+        self._nodes = [_Node(session, number, self._plan, self._over, self._now) for number in numbers]
+        threads = [in_thread(node.sample, "madlite-node-telemetry") for node in self._nodes]
         try:
             yield
         finally:
@@ -381,7 +380,7 @@ class NodeSampler:
 
     def over(self, nodes: Sequence[NodeUse], window: Window | None) -> tuple[NodeUse, ...]:
         """Return the nodes with what their GPUs did over the steady window, else over the run."""
-        known = {number: list(samples) for number, samples in enumerate(self._samples)}
+        known = {node.number: list(node.samples) for node in self._nodes}
         return tuple(self._with_gpus(node, known.get(node.node, []), window) for node in nodes)
 
     def _with_gpus(self, node: NodeUse, samples: list[Sample], window: Window | None) -> NodeUse:
@@ -399,46 +398,62 @@ class NodeSampler:
             temperature_c=max((gpu.temperature_c for gpu in found.gpus if gpu.temperature_c is not None), default=None),
         )
 
-    def _sample(self, session: Session, node: int, samples: list[Sample]) -> None:
-        """Take samples of a node by its vendor's tool until the run is over, or the tool does not answer."""
-        host = Host(limit_s=_LIMIT_S, call=partial(self._call, session, node))
-        tool = TOOLS[self._plan.machine.vendor](host, _EVERY, self._over)
+
+class _Node:
+    """One node's GPUs, by its vendor's tool."""
+
+    def __init__(
+        self, session: Session, number: int, plan: RunPlan, over: threading.Event, now: Callable[[], float]
+    ) -> None:
+        self.number, self.samples = number, list[Sample]()
+        self._session, self._over, self._now = session, over, now
+        self._interval_s = max(LEAST_INTERVAL_S, plan.telemetry_s)
+        self._planned = plan.place.gpu_ids
+        self._ids: tuple[int, ...] | None = None
+        self._named_by = cast("GpuSession", session) if plan.traits.names_gpus else None
+        self._most = 0  # GPUs that its tool has reported at a time
+        host = Host(limit_s=_LIMIT_S, call=self._call)
+        self._tool = TOOLS[plan.machine.vendor](host, _EVERY, over)
+
+    def sample(self) -> None:
+        """Take samples until the run is over, or the tool does not answer."""
         wait_s = 0.0
         while not self._over.wait(wait_s):
             begun_s = time.monotonic()
             try:
-                readings = tool.read().readings
-                own = self._own(readings, session, node)
+                readings = self._tool.read().readings
+                own = self._own(readings)
             except Exception:  # noqa: BLE001 - the border to a plugin's runtime: asked again, as one that was disturbed
-                _LOG.debug("node %s: its GPUs could not be sampled", node, exc_info=True)
+                _LOG.debug("node %s: its GPUs could not be sampled", self.number, exc_info=True)
             else:
                 if not readings:
                     return
-                samples += [Sample(t_s=round(self._now(), 3), gpus=own)] if own else []
-            wait_s = max(LEAST_INTERVAL_S, self._plan.telemetry_s, REST * (time.monotonic() - begun_s))
+                self.samples += [Sample(t_s=round(self._now(), 3), gpus=own)] if own else []
+            wait_s = max(self._interval_s, REST * (time.monotonic() - begun_s))
 
-    def _own(self, readings: Sequence[Reading], session: Session, node: int) -> tuple[Reading, ...]:
+    def _own(self, readings: Sequence[Reading]) -> tuple[Reading, ...]:
         """Return the readings of the run's GPUs, by the plan's numbers; none where they may be another's.
 
         A tool that reports as many as the run has reports the run's, however it counts them: as in a container, or in
         a step that may open no others.
         """
-        planned = self._plan.place.gpu_ids
-        if len(readings) > len(planned):
-            ids = cast("GpuSession", session).gpu_ids(node) if self._plan.traits.names_gpus else None
-            readings = [reading for reading in readings if reading.index in (ids or ())]
-        if len(readings) != len(planned):
+        self._most = max(self._most, len(readings))
+        if self._most > len(self._planned):
+            if self._ids is None and self._named_by is not None:
+                self._ids = self._named_by.gpu_ids(self.number)
+            readings = [reading for reading in readings if reading.index in (self._ids or ())]
+        if len(readings) != len(self._planned):
             return ()
         ordered = sorted(readings, key=lambda reading: reading.index)
-        return tuple(replace(item, index=index) for item, index in zip(ordered, planned, strict=True))
+        return tuple(replace(item, index=index) for item, index in zip(ordered, self._planned, strict=True))
 
-    def _call(self, session: Session, node: int, command: Sequence[str], limit_s: float) -> ToolOutput:
+    def _call(self, command: Sequence[str], limit_s: float) -> ToolOutput:
         if self._over.is_set():
             return ToolOutput(problem="the run is over")
         try:
-            done = session.probe(command, node, limit_s)
+            done = self._session.probe(command, self.number, limit_s)
         except MadliteError as problem:
-            _LOG.debug("node %s: %s", node, problem.message)
+            _LOG.debug("node %s: %s", self.number, problem.message)
             return ToolOutput(problem=problem.message)
         text = done.stdout.decode("utf-8", "replace")
         return ToolOutput(text=text, problem="" if done.code == 0 else f"exit code {done.code}", hung=done.code is None)
