@@ -42,6 +42,7 @@ from madlite.measure.steps import slow_findings, with_slow
 from madlite.model import (
     Action,
     Chunk,
+    EnvValue,
     Exit,
     Gpu,
     GpuStart,
@@ -53,6 +54,7 @@ from madlite.model import (
     Result,
     RunPlan,
     Say,
+    Secret,
     Session,
     Settling,
     Telemetry,
@@ -193,7 +195,10 @@ def make_provenance(
         inside=inside.inside,
         host=_host_facts(planned.plan),
         gpu=gpu_facts(planned.plan.machine, planned.plan.place.gpu_ids, facts),
-        environment={name: _shown(name, text) for name, text in sorted(inside.environment.items())},
+        environment={
+            name: _shown(name, text)
+            for name, text in sorted((inside.environment or relevant(planned.plan.env)).items())
+        },
         notes=inside.notes,
     )
 
@@ -225,6 +230,15 @@ def gpu_facts(machine: Machine, gpu_ids: Iterable[int], driver_facts: Mapping[st
         **driver_facts,
     }
     return {name: text for name, text in values.items() if text}
+
+
+def relevant(env: Mapping[str, EnvValue]) -> dict[str, str]:
+    """Return the variables of a plan that can change a training's speed, for a run that was not probed."""
+    return {
+        name: MASK.decode() if isinstance(value, Secret) else value
+        for name, value in env.items()
+        if name in NAMES or name.startswith(PREFIXES)
+    }
 
 
 def _shown(name: str, text: str) -> str:

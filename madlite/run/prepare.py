@@ -119,7 +119,7 @@ def resolve(planned: Sequence[PlannedRun], plugins: Plugins, options: Options, w
     runs = [run for run in planned if run.plan.blocked is None or run.plan.blocked.status is not Status.SKIPPED]
     resolver = _Resolver(runs, options, wanted)
     requirement = [*(resolver.images(runs) if wanted.images else ())]
-    requirement += [resolver.resolve(asset, run) for asset, run in _assets_of(runs, plugins, options)]
+    requirement += [resolver.resolve(asset, run) for asset, run in _merge_assets(runs, plugins, options)]
     refused = resolver.refused
     blocked = [run.plan.blocked for run in runs if run.plan.blocked is not None]  # an engine or GPUs may come later
     refused += dict.fromkeys((why.reason, why.hint) for why in blocked if why.cause is Cause.PREPARE)
@@ -264,17 +264,29 @@ class _Resolver:
         )
 
 
-def _assets_of(runs: Iterable[PlannedRun], plugins: Plugins, options: Options) -> Iterator[tuple[Asset, PlannedRun]]:
-    """Yield what the runs need, each once with the first that needs it; what runs make comes last."""
-    found: dict[tuple[object, ...], tuple[Asset, PlannedRun]] = {}
+def _merge_assets(runs: Iterable[PlannedRun], plugins: Plugins, options: Options) -> Iterator[tuple[Asset, PlannedRun]]:
+    """Yield what the runs need, each once, a repository with all its patterns; what runs make comes last."""
+    requirement: dict[tuple[object, ...], tuple[Asset, PlannedRun]] = {}
     for run in runs:
         where = hub_endpoint(settings(run.plan, options.environ)), hub_cache(cache_environ(run.plan, options.environ))
         for asset in needed_assets(run.plan, run.backends, plugins):
             hub = where if asset.source == "hub" else ()
-            key = (asset.source, asset.ref, asset.revision, asset.path, asset.files, repo_type(asset), hub)
-            found.setdefault(key, (asset, run))
+            key = (asset.source, asset.ref, asset.revision, asset.path, repo_type(asset), hub)
+            before = requirement.get(key)
+            requirement[key] = (_merge_pair(before[0], asset), before[1]) if before else (asset, run)
     order = ("hub", "url", "made")
-    yield from sorted(found.values(), key=lambda pair: order.index(pair[0].source))
+    yield from sorted(requirement.values(), key=lambda pair: order.index(pair[0].source))
+
+
+def _merge_pair(item: Asset, other: Asset) -> Asset:
+    every = not item.files or not other.files
+    return replace(
+        item,
+        kind="model" if "model" in (item.kind, other.kind) else item.kind,
+        gated=item.gated or other.gated,
+        files=() if every else tuple(dict.fromkeys((*item.files, *other.files))),
+        hint=item.hint or other.hint,
+    )
 
 
 def _hidden_cache(run: PlannedRun) -> str:
