@@ -45,11 +45,11 @@ def in_full(command: click.Command, args: Sequence[str], ctx: click.Context) -> 
     names = {name: param for param in command.get_params(own) for name in (*param.opts, *param.secondary_opts)}
     while True:
         try:
-            command.make_parser(own).parse_args([*words])
+            command.make_parser(own).parse_args(left := [*words])
         except click.NoSuchOption as error:
             if (found := _full_name(error.option_name, names, ctx)) is None:
                 return words  # which click refuses
-            at = next(place for place, word in enumerate(words) if word.partition("=")[0] == error.option_name)
+            at = len(words) - len(left) - 1  # where the parser stopped: it takes words from its list
             words[at] = found + words[at].removeprefix(error.option_name)
         except click.UsageError:
             return words
@@ -65,6 +65,8 @@ def _full_name(written: str, names: Mapping[str, click.Parameter], ctx: click.Co
     values = {(names[name].name, name in names[name].secondary_opts): name for name in reversed(found)}
     if wanted in names or len(values) < 2:
         return wanted if wanted in names else next(iter(values.values()), None)
+    if ctx.resilient_parsing:  # a shell completes the line
+        return None
     raise click.UsageError(f"option '{written}' could be {' or '.join(sorted(values.values()))}", ctx)
 
 

@@ -38,7 +38,11 @@ class _Export(Command):
     ) -> click.Context:
         """Make the context of the command that these words are for."""
         if any(word.startswith("--to") for word in args):
-            words = [word for word in args if not ("--no-plugins".startswith(word) and len(word) > len("--n"))]
+            words = [
+                word
+                for word in args
+                if not ("--no-plugins".startswith(word.replace("_", "-")) and len(word) > len("--n"))
+            ]
             found = load_plugins(os.environ.get(SWITCH, ""), only_built_in=len(words) < len(args)).exporters()
             for name, (exporter, _) in found.items():
                 if isinstance(exporter, ExportCommand) and (left := without([f"--to {name}"], words)) is not None:

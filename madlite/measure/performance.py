@@ -43,7 +43,7 @@ NAME_CHARACTERS = 200  # of a column, a label, a metric
 MOST_DIGITS = 400  # of a number; a float holds 17, and the longest that is finite has 309
 MOST_RESULTS = 10_000  # a row of perf.csv each
 MOST_COLUMNS = 1000  # of a results file: as many as the header of perf.csv can have
-MOST_CELLS = 1_000_000  # and lines, of a results file
+MOST_CELLS_READ, MOST_CELLS_KEPT = 4_000_000, 250_000  # of a results file
 CUT = "…"  # what a text that was cut ends with
 
 
@@ -316,6 +316,9 @@ def make_metric(
 
 
 NEEDED = ("model", "performance", "metric")
+_RUN_BYTES = 1 << 20
+# inside of one cell, of which far less is kept; a run is looked at from its beginning alone
+_RUN = re.compile(rb'(?<![^",\r\n])[^",\r\n]{%d,}' % _RUN_BYTES)
 
 
 class FileBefore(Value, frozen=True):
@@ -409,8 +412,8 @@ def parse_results(name: str, data: bytes, *, by_status: bool = False) -> FileRes
     `by_status`: one whose column `status` says FAILURE is none, as in a perf.csv.
     """
     parts = sum(map(data.count, (b",", b"\n", b"\r"))) + data.count(b'"') // 2
-    if parts > MOST_CELLS:
-        return FileResults(problem=f"{name} has {parts} cells and lines, and {MOST_CELLS} at most are read")
+    if parts > MOST_CELLS_READ:
+        return FileResults(problem=f"{name} has {parts} cells and lines, and {MOST_CELLS_READ} at most are read")
     try:
         with unlimited_fields():
             return _read(name, _records(data), by_status)
@@ -420,6 +423,7 @@ def parse_results(name: str, data: bytes, *, by_status: bool = False) -> FileRes
 
 def _records(data: bytes) -> Iterator[list[str]]:
     """Yield the records that are not blank, as they are read: together they take many times a file's size."""
+    data = _RUN.sub(lambda run: run[0][:_RUN_BYTES], data)
     with io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", "surrogateescape", newline="") as text:
         lines = (line.replace("\0", "\\x00") for line in text)  # which csv of Python 3.10 does not read
         for record in csv.reader(lines, skipinitialspace=True):
@@ -434,50 +438,70 @@ def _read(name: str, records: Iterator[list[str]], by_status: bool) -> FileResul
     missing = [needed for needed in NEEDED if needed not in header]
     if missing:
         return FileResults(problem=f"{name} has no column {', '.join(missing)} (its columns: {several(header, 20)})")
-    if (columns := sum(map(bool, header))) > MOST_COLUMNS:
-        return FileResults(problem=f"{name} has {columns} columns, and {MOST_COLUMNS} at most are read")
-    rows = [_record(cells, header) for cells in islice(records, MOST_RESULTS)]
+    first = _first(header, MOST_COLUMNS)
+    taken = islice(records, MOST_RESULTS)
+    rows = [_taken(cells, header, first) for cells in taken]
     count = len(rows) + sum(1 for _ in records)
     if count > MOST_RESULTS:
         return FileResults(problem=f"{name} has {count} results, and {MOST_RESULTS} at most are taken")
-    for row in rows:
-        if by_status and row.cells.get("status", "").upper() == "FAILURE":
-            row.cells["performance"] = ""
-    foreign = any(has_decimal_comma(row.cells.get("performance", "")) for row in rows)
-    metrics = tuple(_metric(row, foreign) for row in rows)
+    names = [header[place] for place in first]
+    taken_places = _first(names, MOST_CELLS_KEPT // max(1, count))
+    places = [(place, names[place]) for place in taken_places]
+    table = [{name: row.cells[at].strip() for at, name in places if at < len(row.cells)} for row in rows]
+    table = [cells | {"performance": ""} if by_status and _has_failed(cells) else cells for cells in table]
+    foreign = any(has_decimal_comma(cells.get("performance", "")) for cells in table)
+    metrics = tuple(_metric(cells, row.misfit, foreign) for cells, row in zip(table, rows, strict=True))
     problem = "" if metrics else f"{name} has a header and no results"
-    return FileResults(metrics=metrics, problem=problem, notes=tuple(_notes(name, rows)))
+    notes = (*_notes(name, header, len(taken_places), table), *_misfits(name, rows))
+    return FileResults(metrics=metrics, problem=problem, notes=notes)
 
 
-class _Record(NamedTuple):
-    """The cells of the columns that have a name; `misfit` says how many there are, "" where they fit the header."""
-
-    cells: dict[str, str]
-    misfit: str = ""
+def _has_failed(cells: dict[str, str]) -> bool:
+    return cells.get("status", "").upper() == "FAILURE"
 
 
-def _record(cells: Sequence[str], header: Sequence[str]) -> _Record:
-    """Return a record's cells by the names of their columns.
-
-    A comma that nothing quotes, as in `12,5`, has moved the cells behind it, and a line that was cut short has lost
-    some: of a record with more or fewer cells than columns nobody knows whose its cells are, from the number on.
-    """
+def _first(header: Sequence[str], most: int) -> list[int]:
+    """Return the places of the first columns that have a name, and of those that a result needs, wherever they are."""
     named = [place for place, column in enumerate(header) if column]
-    sure, misfit = len(cells), ""
-    if len(cells) <= named[-1] or any(cell.strip() for cell in cells[len(header) :]):
-        sure, misfit = header.index("performance"), f"{len(cells)} cells, and the header {named[-1] + 1}"
-    found = {header[at]: cells[at].strip() if at < sure else "" for at in named if at < len(cells)}
-    return _Record(found, misfit)
+    late = [place for place in named[most:] if header[place] in NEEDED]
+    return [*named[:most], *late]
 
 
-def _notes(name: str, rows: Sequence[_Record]) -> Iterator[str]:
-    """Yield what of a file is no number, and how many records are no results for their number of cells."""
-    table = [row.cells for row in rows]
+def _notes(name: str, header: Sequence[str], taken_places: int, table: Sequence[dict[str, str]]) -> Iterator[str]:
+    named = sum(1 for column in header if column)
+    if taken_places < named:
+        yield f"{name} has {named} columns: {taken_places} are taken, and {named - taken_places} are left out"
     if odd := [cells["performance"] for cells in table if has_decimal_comma(cells.get("performance", ""))]:
         text = shortened(odd[0], 60)
         yield f"{name} has '{text}', which is no number: a comma separates groups of three digits and nothing else"
     if long := [cells.get("model", "") for cells in table if is_too_long(cells.get("performance", ""))]:
         yield f"{name} has no number for {several(long)}: {TOO_LONG}"
+
+
+class _Record(NamedTuple):
+    """The cells of the columns that are taken; `misfit` says how many there are, "" where they fit the header."""
+
+    cells: list[str]
+    misfit: str = ""
+
+
+def _taken(cells: Sequence[str], header: Sequence[str], first: Sequence[int]) -> _Record:
+    """Return a record's cells of the columns that are taken.
+
+    A comma that nothing quotes, as in `12,5`, has moved the cells behind it, and a line that was cut short has lost
+    some: of a record with more or fewer cells than columns nobody knows whose its cells are, from the number on.
+    """
+    columns = max(place for place, column in enumerate(header) if column) + 1
+    moved = any(cell.strip() for cell in cells[len(header) :])
+    if not moved and len(cells) >= columns:
+        return _Record([cells[at] for at in first if at < len(cells)])
+    sure = header.index("performance")
+    text = f"{len(cells)} cells, and the header {columns}"
+    return _Record([cells[at] if at < sure else "" for at in first if at < len(cells)], misfit=text)
+
+
+def _misfits(name: str, rows: Sequence[_Record]) -> Iterator[str]:
+    """Yield how many records are no results for their number of cells, and what the first of them has."""
     found = [(place, row.misfit) for place, row in enumerate(rows, 1) if row.misfit]
     if found:
         place, text = found[0]
@@ -485,9 +509,8 @@ def _notes(name: str, rows: Sequence[_Record]) -> Iterator[str]:
         yield f"{name}: record {place} has {text}, so that none of them is a number{of}: quote a cell that has a comma"
 
 
-def _metric(row: _Record, foreign: bool) -> Metric:
+def _metric(cells: dict[str, str], misfit: str, foreign: bool) -> Metric:
     """Return a record's result; in a `foreign` file, which has a decimal comma, only what is the same number there."""
-    cells = row.cells
     extra = {name: value for name, value in cells.items() if name not in (*NEEDED, "status")}
     text, metric = cells.get("performance", ""), cells.get("metric", "")
     # 12,5 that nothing quotes is a number and another one in the place of its metric
@@ -496,4 +519,4 @@ def _metric(row: _Record, foreign: bool) -> Metric:
     unnamed = bool(text) and not names_metric(metric)  # nobody knows what it counts
     number = "" if moved or unnamed else without_groups(text)
     found = make_metric(number, metric, label=cells.get("model", ""), columns=extra)
-    return replace(found, cause=Cause.BAD_NUMBER) if row.misfit or (moved and text) or unnamed else found
+    return replace(found, cause=Cause.BAD_NUMBER) if misfit or (moved and text) or unnamed else found

@@ -261,7 +261,8 @@ def _find(runs: Path) -> tuple[list[RunRows], list[str]]:
         except RecordError as problem:
             notes.append(f"{folder.name}: {problem.message}")
             continue
-        if record is None and log and folder.name not in own:
+        is_pending = record is None or (record.rows is not None and not record.rows.appended)
+        if is_pending and log and folder.name not in own:
             notes.append(f"{folder.name}: left out, it did not begin in this folder: it is not in its event log")
             continue
         rows = rows_here(folder, record, noted) if record is not None else _of_cut_off(folder, notes)

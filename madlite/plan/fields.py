@@ -379,6 +379,8 @@ def _fit(key: str, value: Scalar, settings: Mapping[str, Scalar], layer: Layer, 
     if key.startswith("env."):
         return _variable(key[4:], value, where)
     noun, read = _TYPES[type(settings[key]) if key in settings else BY_KEY[key].type]
+    if isinstance(value, (Mapping, list)):  # of a context, whose text may be secret
+        raise UsageProblem(f"{layer.origin} {given}: {key} takes {noun}")
     try:
         fitted = read(str(value))
     except (ValueError, OverflowError):

@@ -80,7 +80,9 @@ def load_baseline(runs: Path, name: str) -> Baseline:
         found = msgspec.json.decode(read_plain(file, links=False, limit_bytes=_LIMIT_BYTES), type=Baseline)
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageProblem(f"{file} is no baseline: {error}", f"madlite baseline drop {name}") from error
-    if found.version != _VERSION or any(len(series.key) != len(DIMENSIONS) for series in found.series):
+    if found.version != _VERSION or any(
+        len(series.key) != len(DIMENSIONS) or len(series.values) != len(series.samples) for series in found.series
+    ):
         raise UsageProblem(f"{file} is a baseline of another version of madlite", f"madlite baseline drop {name}")
     return found
 

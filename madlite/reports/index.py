@@ -303,7 +303,7 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode  # of paths
 
 def _indexed(run: StoredRun) -> IndexedRun:
     record, dimensions, headline = run.record, record_dimensions(run.record), run.headline
-    results = of_record(record, "") if run.is_over else ()
+    results = of_record(record, "", dimensions, Sample(run=record.id)) if run.is_over else ()  # of it the value alone
     return IndexedRun(
         name=run.folder.name,
         columns=_columns(run, dimensions, headline),

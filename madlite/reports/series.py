@@ -288,14 +288,17 @@ _WITHOUT_NUMBER = (Status.FAILURE.value, Status.SKIPPED.value)
 # Records of runs → entries.
 
 
-def of_record(record: Record, place: str) -> Iterator[Entry]:
+def of_record(
+    record: Record, place: str, dimensions: Mapping[str, str] | None = None, sample: Sample | None = None
+) -> Iterator[Entry]:
     """Yield the results of one run: one for each of its rows, as they are or would be in perf.csv.
 
-    A warm-up has none, nor a short run of a search, nor an attempt that another one replaced.
+    A warm-up has none, nor a short run of a search, nor an attempt that another one replaced.  `dimensions` and
+    `sample` are the record's where a caller has them.
     """
     if record.is_warm_up or record.is_short or record.is_replaced:
         return
-    dimensions, sample = record_dimensions(record), _record_sample(record, place)
+    dimensions, sample = dimensions or record_dimensions(record), sample or _record_sample(record, place)
     rows = record.rows.cells if record.rows is not None else _rows_without_file(record)
     for cells in rows:
         yield replace(_recorded_entry(dimensions, cells, sample), cause=record.cause)

@@ -58,6 +58,8 @@ def test_a_value_that_looks_like_an_option_stays_a_value():
     given = read("--set", "--tags", "--timeout", "-1", "-o", "--live", "--tags", "x")
     assert given["sets"] == ("--tags",) and given["timeout"] == -1
     assert str(given["output"]) == "--live" and not given["live_output"]
+    given = read("--set", "--tim", "--tim", "5", "x")
+    assert given["sets"] == ("--tim",) and given["timeout"] == 5
 
 
 @each_row(

@@ -51,6 +51,7 @@ def test_commands_and_options_are_completed(completed):
     assert completed("re") == ["reproduce", "report"]
     assert completed("report", "to-h") == ["to-html"]
     assert "--fail-on-suspect" in completed("run", "--fail") and "--dry-run" in completed("run", "--tags", "x", "--dry")
+    assert "--output" in completed("run", "--no", "--out"), "behind what could be several options"
 
 
 @each_row(

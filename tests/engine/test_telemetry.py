@@ -229,6 +229,7 @@ def test_what_an_image_brought(tmp_path: Path, request: pytest.FixtureRequest) -
     docker_host = request.getfixturevalue("engine")
     request.getfixturevalue("base_image")
     checkout = Checkout(tmp_path / "mad", "docker", docker_host)
+    checkout.words = ()  # with the probe
     repository = "RUN mkdir -p /workspace/titan && cd /workspace/titan && git init -q && "
     repository += "git -c user.name=a -c user.email=a@b commit -q --allow-empty -m x\n"
     (checkout.folder / "docker/base.Dockerfile").write_text(
