@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -645,6 +645,8 @@ def test_full_runs_in_turns_go_on_until_the_noise_allows_an_answer():
     start=st.integers(1, 6),
     tells_memory=st.booleans(),
 )
+# what larger micro batches save shows only once a second one ran
+@example(cost=1.0, states=10, sequence=6, limit=192, modes=(1.0, 0.6), needs=(3.0, 0.9), start=6, tells_memory=True)
 def test_other_optima_and_limits(cost, states, sequence, limit, modes, needs, start, tells_memory):
     """Throughput saturates with the micro batch: with room for the runs nothing of the default's mode is much faster.
 
