@@ -60,11 +60,11 @@ def watched():
 
 def test_after_a_watch_that_breaks_the_pods_are_listed_and_watched_anew(watched):
     server = Server(
-        [([pod("a", 5, "Pending")], "7"), ([pod("a", 8)], "20")],
+        [([pod("a", 5, "Pending")], "7"), ([pod("a", 8)], "20"), ([], "22")],
         [[("MODIFIED", pod("a", 8)), Refusal("connection reset")], [("DELETED", pod("a", 21, "Failed"))]],
     )
     pods = watched(server, "r")
-    wait_until(lambda: pods.get("a")[0] and pods.get("a")[0]["status"]["phase"] == "Failed", "the pod's end")
+    wait_until(lambda: pods.get("a") == (pod("a", 21, "Failed"), False), "the pod's end")
     assert server.watched[:2] == ["7", "20"]
 
 
