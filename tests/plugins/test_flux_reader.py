@@ -173,6 +173,26 @@ def test_what_the_launcher_says_of_a_run_s_end_is_told(text, code):
     assert isinstance(found, Ended) and found.code == code
 
 
+def test_the_trainer_s_last_steps_may_come_after_the_launcher_s_end():
+    """An earlier launcher's trainer writes into a log, which is followed: the launcher itself may be faster."""
+    steps_of_run = [step(n) for n in range(1, 13)]
+    expected = Expected(rule=Flux().result_rule(), steps=12)
+    for place in range(len(steps_of_run) + 1):
+        log = follow(
+            RUN.format(1) + " train.py --num_iterations 12",
+            *steps_of_run[:place],
+            "INFO - Run 1 completed successfully!",
+            *steps_of_run[place:],
+        )
+        verdict = judge_steps(expected, log)
+        assert (verdict.status, verdict.reason) == (Status.SUCCESS, ""), place
+        assert log.ended and verdict.window.n == 7
+    # one that goes back is another run's, whose end nobody told
+    log = follow(*steps_of_run, "INFO - Run 1 completed successfully!", *steps_of_run[:8])
+    assert log.trainings == 2 and not log.ended
+    assert judge_steps(expected, log).reason == "step 8 was the last of 12 asked for"
+
+
 def test_what_the_launcher_asked_for_is_known():
     found = read(
         FluxReader(),

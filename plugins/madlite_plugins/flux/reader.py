@@ -49,6 +49,7 @@ class FluxReader:
         self._since = now()
         self._runs = 0
         self._last = 0  # of the steps
+        self._end: Ended | None = None  # what the launcher said of the run's end
         self._marks: bool | None = None  # whether this version marks the optimizer's; None: not known yet
         self._pending: dict[
             tuple[int, int | None], list[Step]
@@ -57,7 +58,9 @@ class FluxReader:
     def feed(self, line: Line) -> Iterable[Event]:
         """Return the step of a line, or what the launcher says of a run."""
         if " - Step " in line.text:
-            return [event for found in _STEP.finditer(line.text) for event in self._step(found, line)]
+            events = [event for found in _STEP.finditer(line.text) for event in self._step(found, line)]
+            # where the trainer writes into a log alone, which run.sh follows, its last lines may follow the launcher's
+            return [*events, self._end] if events and self._end is not None else events
         if "un " in line.text or "num_processes" in line.text or "mixed_precision" in line.text:
             return self._launcher(line.text)
         return ()
@@ -98,7 +101,7 @@ class FluxReader:
         self._pending.clear()
 
     def _begin(self) -> Iterator[Event]:
-        self._last, self._marks = 0, None
+        self._last, self._marks, self._end = 0, None, None
         self._pending.clear()
         yield Phase(name="training", begins=True)
 
@@ -113,7 +116,8 @@ class FluxReader:
         elif values := _config_of(text):
             yield EffectiveConfig(values=values)
         elif found := _DONE.search(text):
-            yield Ended(marker=found[0])
+            self._end = Ended(marker=found[0])
+            yield self._end
         elif found := _FAILED.search(text):
             yield Ended(marker=found[0], code=int(found[1]) or 1)
         elif found := _OTHERWISE.search(text):
