@@ -38,12 +38,7 @@ class Finished(Value, frozen=True):
 
 
 def capture(
-    argv: Sequence[str],
-    *,
-    limit_s: float,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    cancelled: Event | None = None,
+    argv: Sequence[str], *, limit_s: float, env: Mapping[str, str] | None = None, cancelled: Event | None = None
 ) -> Finished:
     """Run a short command and return its output as text; past `limit_s` its whole process group is killed.
 
@@ -51,7 +46,7 @@ def capture(
     be started is exit code 127 with the reason on stderr, as a shell would say it.
     """
     try:
-        done = complete(argv, limit_s=limit_s, env=env, cwd=cwd, cancelled=cancelled, limit_bytes=_LIMIT_BYTES)
+        done = complete(argv, limit_s=limit_s, env=env, cancelled=cancelled, limit_bytes=_LIMIT_BYTES)
     except OSError as error:
         return Finished(code=127, stdout="", stderr=str(error))
     code = -signal.SIGKILL if done.code is None else done.code

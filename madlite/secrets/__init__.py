@@ -229,14 +229,10 @@ def shaped(text: str) -> tuple[str, ...]:
 
     Of text below SHORTEST characters, and of a URL's user who is a plain word, nothing is known elsewhere.
     """
-    return _shaped_short(text) if len(text) <= _SHORT else _shaped(text)
+    return (_shaped if len(text) <= _SHORT else _shaped.__wrapped__)(text)
 
 
 @lru_cache(maxsize=_MOST_SHORT)
-def _shaped_short(text: str) -> tuple[str, ...]:
-    return _shaped(text)
-
-
 def _shaped(text: str) -> tuple[str, ...]:
     found = [part.decode("utf-8", "surrogateescape") for part in meanings(encoded(text))]
     if "@" in text:
