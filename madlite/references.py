@@ -126,7 +126,8 @@ def _reference(shared: dict[str, Any], values: object, where: str) -> Reference:
     if not isinstance(values, dict):
         raise UsageProblem(f"{where} is no table: write [[reference]]", _HINT)
     _check_keys(values, where, KEYS)
-    merged = {key: _as_text(value) for key, value in {**shared, **values}.items()}
+    given = {**shared, **values}.items()
+    merged = {key: value.isoformat() if isinstance(value, date) else value for key, value in given}
     if missing := [key for key in (*_REQUIRED, "value") if key not in merged]:
         raise UsageProblem(f"{where}: key '{missing[0]}' is missing or empty", _HINT)
     try:
@@ -143,8 +144,3 @@ def _check_keys(values: dict[str, Any], where: str, known: tuple[str, ...]) -> N
     if unknown := [key for key in values if key not in known]:
         close = did_you_mean(unknown[0], known, most=1)
         raise UsageProblem(f"{where}: key '{unknown[0]}' is unknown" + (f"; {close}" if close else ""), _HINT)
-
-
-def _as_text(value: object) -> object:
-    """Return a TOML date as text, any other value as it is."""
-    return value.isoformat() if isinstance(value, date) else value

@@ -83,7 +83,7 @@ def to_json(value: object) -> str:
     could steer the terminal of who looks at the file; the value is the same.
     """
     text = msgspec.json.format(_to_bytes(value), indent=2).decode() + "\n"
-    return text if text.isascii() and "\x7f" not in text else _UNSAFE.sub(_spelled, text)
+    return text if text.isascii() and "\x7f" not in text else _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _to_bytes(value: object) -> bytes:
@@ -92,10 +92,6 @@ def _to_bytes(value: object) -> bytes:
         return msgspec.json.encode(plain)
     except UnicodeEncodeError:
         return msgspec.json.encode(_as_utf8(plain))
-
-
-def _spelled(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
 
 
 def _as_utf8(plain: Json) -> Json:

@@ -297,7 +297,7 @@ def machine_variables(machine: Machine) -> dict[str, str]:
         "MAD_SYSTEM_NGPUS": str(len(machine.gpus)),
         "MAD_SYSTEM_GPU_ARCHITECTURE": machine.architecture,
         "MAD_SYSTEM_GPU_PRODUCT_NAME": machine.product,
-        "MAD_SYSTEM_HIP_VERSION": _release(machine),
+        "MAD_SYSTEM_HIP_VERSION": ".".join((machine.rocm_version or machine.cuda_version).split(".")[:2]),
     }
 
 
@@ -313,11 +313,6 @@ def _v1_runner(context: Context, n_gpus: int) -> dict[str, EnvValue]:
         hosts = values["HOST_LIST"] or f"localhost:{values['MAD_RUNTIME_NGPUS']}"
         return {"MAD_MULTI_NODE_RUNNER": f"mpirun -np {ranks} --host {hosts}"}
     return {"MAD_MULTI_NODE_RUNNER": f"{interfaces} {_TORCHRUN.format(**values)}"}
-
-
-def _release(machine: Machine) -> str:
-    """Return major.minor of ROCm or CUDA."""
-    return ".".join((machine.rocm_version or machine.cuda_version).split(".")[:2])
 
 
 # Other GPUs than those that a plan was made with: the ones that are free when its run starts.

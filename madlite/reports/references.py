@@ -197,7 +197,7 @@ def applies(reference: Reference, run: Measured) -> bool:
         and bool(run.precision)
         and precision_key(reference.precision) == precision_key(run.precision)
         and _same_length(reference, run)
-        and _same_device(reference, run)
+        and device_key(reference.device) in {device_key(name) for name in (run.device, run.product) if name}
         and reference.nodes == run.nodes
         and reference.gpus in (None, run.gpus)
         and (not reference.mode or mode_key(reference.mode) == mode_key(run.mode))
@@ -208,10 +208,6 @@ def _same_length(reference: Reference, run: Measured) -> bool:
     """Return whether sequences are as long; a model of pictures has none, and one of tokens has one even if unknown."""
     of_tokens = unit_of(reference.metric, reference.unit) == Quantity.TOKENS_PER_S_PER_GPU.unit
     return reference.seq_len == run.seq_len and not (of_tokens and run.seq_len is None)
-
-
-def _same_device(reference: Reference, run: Measured) -> bool:
-    return device_key(reference.device) in {device_key(name) for name in (run.device, run.product) if name}
 
 
 def counts_same(reference: Reference, metric: str, unit: str) -> bool:
