@@ -67,21 +67,18 @@ def manifest_text(
     return masked_json(manifest, secrets)
 
 
+_IF_KNOWN = ("gpu_architecture", "registry", "registry_image", "image_archive", "push_error", "local_image")
+
+
 def image_entry(image: BuiltImage) -> dict[str, Json]:
     """Return one image as madengine 2 writes it."""
-    entry: dict[str, Json] = {
+    names = zip(image.__struct_fields__, image.__struct_encode_fields__, strict=True)
+    entry = {
         "model": image.request.card.name,
-        "docker_image": image.docker_image,
-        "dockerfile": image.dockerfile,
-        "base_docker": image.base_docker,
-        "docker_sha": image.docker_sha,
-        "build_duration": image.build_duration_s or 0,
-        "build_command": image.build_command,
-        "log_file": image.log_file,
-        "gpu_vendor": image.gpu_vendor,
+        **{key: getattr(image, name) for name, key in names if name != "request"},
     }
-    more = ("gpu_architecture", "registry", "registry_image", "image_archive", "push_error", "local_image")
-    return entry | {name: getattr(image, name) for name in more if getattr(image, name)}
+    entry["build_duration"] = image.build_duration_s or 0
+    return {key: value for key, value in entry.items() if value or key not in _IF_KNOWN}
 
 
 def summary(images: Sequence[BuiltImage], failed: Sequence[FailedBuild], took_s: float) -> dict[str, Json]:

@@ -12,14 +12,15 @@ import hmac
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import quote, urlencode
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -189,70 +190,56 @@ class Guard:
         self._app, self._token = app, token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            return
+        """Answer a request, as ASGI has it; of anything else the application knows nothing."""
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = [(name.encode(), text.encode()) for name, text in _HEADERS.items()]
-                message["headers"] = [*message.get("headers", []), *own]
+                MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 
-        app: ASGIApp = self._admission(scope) or self._app
+        is_request = scope["type"] == "http"
+        app: ASGIApp = (self._admission(Request(scope)) if is_request else None) or self._app
         await app(scope, receive, with_headers)
 
-    def _admission(self, scope: Scope) -> Response | None:
+    def _admission(self, request: Request) -> Response | None:
         """Return the answer to a request without the token, or to one that has it in its address."""
-        if scope["path"].startswith("/static/"):  # the same for everybody who has madlite
+        path, query = request.scope["path"], request.query_params.multi_items()
+        if path.startswith("/static/"):  # the same for everybody who has madlite
             return None
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        has_token = any(self._is_token(text.encode()) for name, text in query if name == PARAMETER)
-        if not has_token and not self._is_shown(scope):
+        has_token = any(self._is_token(text) for name, text in query if name == PARAMETER)
+        if not has_token and not self._is_shown(request):
             return PlainTextResponse(f"{_ERROR}: {_HINT}\n", HTTPStatus.FORBIDDEN, {"cache-control": "no-store"})
         rest = [(name, text) for name, text in query if name != PARAMETER]
-        return self._entered(scope, rest, has_token=has_token) if rest != query else None
+        return self._entered(request, rest, has_token=has_token) if rest != query else None
 
-    def _is_shown(self, scope: Scope) -> bool:
+    def _is_shown(self, request: Request) -> bool:
         """Return whether a request shows the token outside of its address."""
-        if not self._token:
-            return True
-        for value in _values(scope, b"authorization"):
-            scheme, _, text = value.partition(b" ")
-            if scheme.lower() == b"bearer" and self._is_token(text.strip()):
-                return True
-        name = _cookie(scope).encode()
-        pairs = (pair.strip().partition(b"=") for value in _values(scope, b"cookie") for pair in value.split(b";"))
-        return any(own == name and self._is_token(text) for own, _, text in pairs)
+        scheme, _, text = request.headers.get("authorization", "").partition(" ")
+        by_header = scheme.lower() == "bearer" and self._is_token(text.strip())
+        return not self._token or by_header or self._is_token(request.cookies.get(_cookie(request), ""))
 
-    def _is_token(self, text: bytes) -> bool:
-        return bool(self._token) and hmac.compare_digest(text, self._token)
+    def _is_token(self, text: str) -> bool:
+        return bool(self._token) and hmac.compare_digest(text.encode(), self._token)
 
-    def _entered(self, scope: Scope, query: list[tuple[str, str]], *, has_token: bool) -> Response:
+    def _entered(self, request: Request, query: list[tuple[str, str]], *, has_token: bool) -> Response:
         """Return the page that sets the cookie and leads to the address without the token.
 
         A redirect would not do: a browser that comes from a link of another site sends no `SameSite=Strict` cookie to
         where it is redirected, but to where a page of this site leads.
         """
-        path = "/" + quote(scope["path"].lstrip("/"))  # `//name/` would be another host
+        path = "/" + quote(request.scope["path"].lstrip("/"))  # `//name/` would be another host
         target = f"{path}?{urlencode(query)}" if query else path
         text = templates().get_template("enter.html.j2").render(target=target)
         answer = HTMLResponse(text, headers={"cache-control": "no-store"})
         if has_token:
-            answer.set_cookie(_cookie(scope), self._token.decode(), httponly=True, samesite="strict")
+            answer.set_cookie(_cookie(request), self._token.decode(), httponly=True, samesite="strict")
         return answer
 
 
-def _values(scope: Scope, name: bytes) -> Iterator[bytes]:
-    return (value for own, value in scope["headers"] if own == name)
-
-
-def _cookie(scope: Scope) -> str:
+def _cookie(request: Request) -> str:
     """Return the name of the cookie: browsers keep those of all ports of a host together.
 
     The port is that of the browser's address, which is another one behind `ssh -L`.
     """
-    name, _, port = next(_values(scope, b"host"), b"").decode("latin-1").rpartition(":")
+    name, _, port = request.headers.get("host", "").rpartition(":")
     return f"madlite-dashboard-{port if name and port.isascii() and port.isdigit() else 80}"
