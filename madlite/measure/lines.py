@@ -353,14 +353,6 @@ class LineSplitter:
         """Return the last line, which nothing ended."""
         return self._split(self._decoder.decode(b"", final=True) + "\n")
 
-    def feed(self, chunk: bytes) -> Iterator[Line]:
-        """Yield the lines that the chunk completes, each with its rank."""
-        return self.number(self.take(chunk))
-
-    def flush(self) -> Iterator[Line]:
-        """Yield the last line, which nothing ended, with its rank."""
-        return self.number(self.take_rest())
-
     def number(self, block: Block) -> Iterator[Line]:
         """Yield a block's lines as readers get them: with time, node and rank."""
         t_s = self._now()

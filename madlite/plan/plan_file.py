@@ -391,7 +391,7 @@ class PlannedFile(Value, frozen=True):
         return self.data.encode() if self.encoding == "utf-8" else base64.b64decode(self.data, validate=True)
 
 
-class SavedPlan(Value, frozen=True):
+class SavedPlan(Value, frozen=True, kw_only=True):
     """What a plan file holds.
 
     `secrets` are the places of each secret by its name; of a file that was read those that its plan has.  `inputs` are
@@ -400,11 +400,11 @@ class SavedPlan(Value, frozen=True):
     it had.
     """
 
-    version: int
-    plan: RunPlan
+    version: int  # what people look for comes first
     madlite: str = ""
     planned: str = ""  # when, UTC
     command: tuple[str, ...] = ()
+    plan: RunPlan
     plugins: dict[str, str] = {}  # the version of each distribution
     pipeline: str = ""
     build_number: str = ""
@@ -414,9 +414,6 @@ class SavedPlan(Value, frozen=True):
     context: dict[str, Json] = {}
     context_left_out: tuple[str, ...] = ()
     files: tuple[PlannedFile, ...] = ()
-
-
-_HEAD = ("version", "madlite", "planned", "command")  # what people look for first
 
 
 def plan_text(saved: SavedPlan, names: Mapping[str, str], sources: Mapping[str, str]) -> str:
@@ -433,9 +430,8 @@ def plan_text(saved: SavedPlan, names: Mapping[str, str], sources: Mapping[str, 
 
     tree: dict[str, Any] = msgspec.to_builtins(saved, enc_hook=encode, str_keys=True)
     refuse_plaintext_secrets(saved.plan, tree, sources)
-    ordered = {name: tree[name] for name in (*_HEAD, *(name for name in tree if name not in _HEAD))}
     try:
-        return msgspec.json.format(msgspec.json.encode(ordered), indent=2).decode() + "\n"
+        return msgspec.json.format(msgspec.json.encode(tree), indent=2).decode() + "\n"
     except UnicodeEncodeError:
         raise UsageProblem(f"the plan of card '{saved.plan.card.name}' has a text that is no UTF-8") from None
 

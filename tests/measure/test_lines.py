@@ -11,8 +11,8 @@ from tests.tiers import examples
 
 def lines(*chunks: bytes) -> list[str]:
     splitter = LineSplitter()
-    found = [line.text for chunk in chunks for line in splitter.feed(chunk)]
-    return found + [line.text for line in splitter.flush()]
+    found = [line.text for chunk in chunks for line in splitter.number(splitter.take(chunk))]
+    return found + [line.text for line in splitter.number(splitter.take_rest())]
 
 
 def test_colours_bars_and_escapes_are_taken_apart_within_a_line():
@@ -51,7 +51,7 @@ def test_ranks():
     assert rank_of("step 3 of rank 5") is None
     assert rank_of(f"[rank{'9' * 60}] x") is None
     splitter = LineSplitter()
-    assert [line.rank for line in splitter.feed(b"[rank1]: a\nb\n[rank0]: c\n")] == [1, None, 0]
+    assert [line.rank for line in splitter.number(splitter.take(b"[rank1]: a\nb\n[rank0]: c\n"))] == [1, None, 0]
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -146,7 +146,7 @@ def test_labels_of_pods_and_containers_get_a_rank_each():
         assert without_label(Line(text=f"{label(1)}step 3: x", rank=1)) == "step 3: x"
     assert without_label(Line(text="3: x")) == "3: x", "nobody says that it is a rank"
     splitter = LineSplitter()
-    (line,) = splitter.feed(b"0: [rank5]:  step 3\n")
+    (line,) = splitter.number(splitter.take(b"0: [rank5]:  step 3\n"))
     assert line.rank == 5 and without_label(line) == " step 3"
 
 

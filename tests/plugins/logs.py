@@ -31,7 +31,7 @@ TEMPLATES = Path(__file__).parents[2] / "templates"
 
 def lines(data: bytes) -> list[Line]:
     splitter = LineSplitter()
-    return [*splitter.feed(data), *splitter.flush()]
+    return [*splitter.number(splitter.take(data)), *splitter.number(splitter.take_rest())]
 
 
 def events(reader: Reader, name: str) -> list[Event]:

@@ -46,8 +46,8 @@ case = st.sampled_from(sorted(CASES))
 
 def follow(reader, chunks) -> list[Event]:
     reader, splitter = reader(), LineSplitter(now=lambda: 0.0)
-    rows = [line for chunk in chunks for line in splitter.feed(chunk)] + list(splitter.flush())
-    return [event for row in rows for event in reader.feed(row)]
+    blocks = [*map(splitter.take, chunks), splitter.take_rest()]
+    return [event for block in blocks for row in splitter.number(block) for event in reader.feed(row)]
 
 
 def numbers(found: list[Event]) -> list[tuple[int, int | None, dict[Quantity, str]]]:
