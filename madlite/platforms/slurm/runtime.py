@@ -63,8 +63,8 @@ class SlurmRuntime:
         return {
             "container": self._flavour if plan.traits.containerised else "none",
             "nodes": plan.place.nodes,
-            "start": container.start(),
-            "step": [*allocation.step(names[:1], container.step_options()), *container.enter()],
+            "start": [*container.start],
+            "step": [*allocation.step(names[:1], container.step_options), *container.enter],
             "env": dict(mask_values(plan.env)),
         }
 

@@ -176,15 +176,15 @@ class SlurmSession(GatedSession):
             what = f"{self._folder} cannot be written to: {error.strerror or error}"
             raise RuntimeProblem(what, cause=Cause.PREPARE) from error
         self._write_environment({})
-        if command := self._container.start():
+        if command := self._container.start:
             self._keep(command)
-        if self._container.enter() or self._container.step_options():
+        if self._container.enter or self._container.step_options:
             self._check_inside()
 
     def close(self) -> None:
         """End what still runs, and remove the containers and the environment."""
         self._stop(self._grace_s)
-        command = self._container.remove()
+        command = self._container.remove
         if command and self._lost:
             self._on_living(["call", *command], _REMOVE_S)
         elif command and not self._keeper.is_over():
@@ -375,7 +375,7 @@ class SlurmSession(GatedSession):
 
     def _signal(self, name: str) -> None:
         """Send a signal to the command's process group on every node; a node that does not answer is not waited for."""
-        words = ["signal", name, *(self._container.enter() if self._container.signals_inside else [])]
+        words = ["signal", name, *(self._container.enter if self._container.signals_inside else [])]
         if not self._lost:
             command = [*self._allocation.step(self.nodes), *self._agent(), "-", *words]
             done = process.capture(command, limit_s=_SIGNAL_S, env=self._environ)
@@ -404,10 +404,10 @@ class SlurmSession(GatedSession):
     def _inside(self, rank: int, words: Sequence[str]) -> list[str]:
         """Return the command that runs the agent on one node, in its container."""
         container = self._container
-        step = self._allocation.step([self.nodes[rank]], container.step_options())
-        if not container.enter() and not container.step_options():
+        step = self._allocation.step([self.nodes[rank]], container.step_options)
+        if not container.enter and not container.step_options:
             return [*step, *self._agent(), str(rank), *words]
-        enter = [word.replace(RANK, str(rank)) for word in container.enter()]
+        enter = [word.replace(RANK, str(rank)) for word in container.enter]
         return [*step, *enter, "bash", f"{INSIDE}/{AGENT}", INSIDE, str(rank), *words]
 
     @property
@@ -423,8 +423,8 @@ class SlurmSession(GatedSession):
         """
         step = self._allocation.step(self.nodes)
         container = self._container
-        enter = container.enter() if container.signals_inside else []
-        ends = [str(self._end_s), *enter, "--", *container.remove(), "--"]
+        enter = container.enter if container.signals_inside else []
+        ends = [str(self._end_s), *enter, "--", *container.remove, "--"]
         words = [*step, *self._agent(), "-", "keep", *ends, *command]
         try:
             said, errors = self._keeper.start(words, len(self.nodes), self._environ, _START_S)
