@@ -10,8 +10,7 @@ import os
 import pwd
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -22,8 +21,8 @@ from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts, nodes_in
 from madlite.plan.schedulers import JobEnd, JobState, Refused, Unreachable
-from madlite.plan.submission import JobScript, PlannedRun, Submission
-from madlite.platforms.slurm.allocation import LIMIT_S, SlurmCommands, failure_text, is_transient, job_environment
+from madlite.plan.submission import JobScript, ScriptInputs
+from madlite.platforms.slurm.allocation import SlurmCommands, failure_text, is_transient, job_environment
 from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 from madlite.platforms.slurm.script import check_script, slurm_script
 from madlite.platforms.slurm.states import REQUEUED, end_in, end_of_word, explained
@@ -55,14 +54,8 @@ class Slurm(SlurmCommands):
     retries_inside = True
     reads_credentials = True
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        environ: Mapping[str, str],
-        sleep: Callable[[float], None] = time.sleep,
-        limit_s: float = LIMIT_S,
-    ) -> None:
-        super().__init__({**job_environment(environ), **_WHOLE_LISTS}, sleep, limit_s)
+    def __init__(self, cluster: Cluster, environ: Mapping[str, str]) -> None:
+        super().__init__({**job_environment(environ), **_WHOLE_LISTS})
         self._cluster = cluster
 
     def adjust(self, options: Options) -> Options:
@@ -103,19 +96,9 @@ class Slurm(SlurmCommands):
     def release(self, jobs: Sequence[str]) -> None:
         """Do nothing: Slurm forgets jobs by itself."""
 
-    def script(
-        self,
-        submission: Submission,
-        script: JobScript,
-        planned: Sequence[PlannedRun],
-        workspace: Path,
-        search: Sequence[Path],
-        *,
-        secrets: bool,
-    ) -> str:
+    def script(self, inputs: ScriptInputs) -> str:
         """Return the script of a job."""
-        exclude = self.not_good()
-        return slurm_script(self._cluster, submission, script, workspace, search, exclude=exclude, secrets=secrets)
+        return slurm_script(self._cluster, inputs, self.not_good())
 
     def check_here(self) -> Cluster:
         """Refuse a machine without the commands of Slurm or SPUR."""
