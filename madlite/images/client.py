@@ -6,10 +6,10 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from madlite.errors import RuntimeProblem
 from madlite.files import read_plain
@@ -76,6 +76,7 @@ def _by_cdi(request: Mapping[str, Json]) -> dict[str, Json]:
 
 
 Client: TypeAlias = Any  # docker.APIClient, which carries no types
+_T = TypeVar("_T")
 
 SOCKET = Path("/var/run/docker.sock")
 DEFAULT_ADDRESS = f"unix://{SOCKET}"
@@ -177,6 +178,21 @@ def explained(environ: Mapping[str, str]) -> Iterator[None]:
         raise unreachable(docker_address(environ), error) from error
     except (docker.errors.DockerException, requests.RequestException) as error:
         raise RuntimeProblem(f"docker: {' '.join(str(error).split())}", cause=Cause.PREPARE) from error
+
+
+def unless_refused(call: Callable[[], _T], *codes: int) -> _T | None:
+    """Return what a call of the engine returns; None where it refuses, with one of the codes if there are any.
+
+    404 is of what is not there, 409 also of what has ended, or is being removed.
+    """
+    import docker.errors
+
+    try:
+        return call()
+    except docker.errors.APIError as error:
+        if codes and error.status_code not in codes:
+            raise
+        return None
 
 
 def error_text(error: Exception) -> str:

@@ -24,6 +24,7 @@ from madlite.images.client import (
     error_text,
     explained,
     translate_gpu_requests,
+    unless_refused,
     why_unavailable,
 )
 from madlite.images.image import prepare_image
@@ -33,7 +34,6 @@ from madlite.platforms.docker.container import (
     STAMP,
     Container,
     Labelled,
-    gone_is_fine,
     labelled,
     last_output,
     outcome_of,
@@ -131,8 +131,7 @@ def remove_container(client: Client, container: str) -> None:
 
     Its own process only waits, and stopping it would kill what else is there as well.
     """
-    with gone_is_fine():
-        client.remove_container(container, v=True, force=True)
+    unless_refused(lambda: client.remove_container(container, v=True, force=True), 404, 409)
 
 
 _OWN_PIDS = (None, "", "private")  # of a container with a process table of its own: as docker says it, and as podman
@@ -144,12 +143,9 @@ def attached(client: Client, handle: str) -> Container:
     Raises:
         RuntimeProblem: there is no such container of ours.
     """
-    import docker.errors
-
-    try:
-        found = client.inspect_container(handle)
-    except docker.errors.NotFound as error:
-        raise RuntimeProblem(f"container {handle[:12]} is gone", cause=Cause.PREPARE) from error
+    found = unless_refused(lambda: client.inspect_container(handle), 404)
+    if found is None:
+        raise RuntimeProblem(f"container {handle[:12]} is gone", cause=Cause.PREPARE)
     config = found["Config"]
     if RUN_LABEL not in (config.get("Labels") or {}):
         raise RuntimeProblem(f"container {handle[:12]} was not started by madlite", cause=Cause.PREPARE)

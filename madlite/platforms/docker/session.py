@@ -19,7 +19,7 @@ from typing import Any
 
 from madlite.cancellation import STOPPED
 from madlite.errors import RuntimeProblem
-from madlite.images.client import ANSWER_LIMIT_S, API_LIMIT_S, Client, connected, error_text, explained
+from madlite.images.client import ANSWER_LIMIT_S, API_LIMIT_S, Client, connected, explained, unless_refused
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.platforms.docker import container as containers
 from madlite.platforms.docker.container import Container, restore_ownership, run_as_root, start_failure, state_of
@@ -165,12 +165,7 @@ class Exec:
         return self._host_pid
 
     def _inspect(self) -> dict[str, Any]:
-        import docker.errors
-
-        try:
-            found = dict(self._client.exec_inspect(self._id))
-        except docker.errors.NotFound:
-            return {}
+        found: dict[str, Any] = unless_refused(lambda: self._client.exec_inspect(self._id), 404) or {}
         self._host_pid = int(found.get("Pid") or 0) or self._host_pid  # the engine forgets it when the process ends
         return found
 
@@ -236,16 +231,12 @@ def end_workload(client: Client, container: str, session: str, grace_s: float, e
 
 def send(client: Client, container: str, name: str, session: str = "") -> int:
     """Send one signal; 0 when something got it, 1 when nothing is left, else what the engine made of the attempt."""
-    import docker.errors
-
-    try:
-        code, _ = run_as_root(client, container, ["/bin/sh", "-c", _SCRIPT, "sh", name, session])
-    except docker.errors.APIError as error:  # the container ended meanwhile
-        _LOG.debug("no %s for %s: %s", name, container, error_text(error))
+    done = unless_refused(lambda: run_as_root(client, container, ["/bin/sh", "-c", _SCRIPT, "sh", name, session]))
+    if done is None:  # the container ended meanwhile
         return _NOTHING_LEFT
-    if code in (126, 127):  # other codes: the attempt itself was killed with the container
+    if done[0] in (126, 127):  # other codes: the attempt itself was killed with the container
         _LOG.warning("%s cannot be sent inside container %s (no /bin/sh?): it will be killed", name, container[:12])
-    return code
+    return done[0]
 
 
 # A short command beside what runs in a container: bounded in time, in size, and without a trace once it ended.
