@@ -41,7 +41,6 @@ from madlite.model import (
     Cause,
     Chunk,
     Completed,
-    EnvValue,
     Exit,
     ImageUsed,
     JobOutcome,
@@ -50,13 +49,12 @@ from madlite.model import (
     Problem,
     RunPlan,
     Say,
-    Secret,
     Sink,
     Traits,
 )
 from madlite.platforms.host import supervisor as host_supervisor
 from madlite.platforms.sessions import GatedSession, cwd_of
-from madlite.secrets import MASK, reveal
+from madlite.secrets import mask_values, reveal
 
 # A run's processes on this machine, one action after the other.
 
@@ -202,6 +200,10 @@ LOST = (
 )
 
 
+_AFTER_INT = (signal.SIGTERM, signal.SIGKILL)
+_Start = Callable[[Action], tuple[Sequence[str], Path]]
+
+
 class HostSession(GatedSession):
     """Runs actions as process groups of their own.
 
@@ -213,30 +215,18 @@ class HostSession(GatedSession):
     shell: str = ""
 
     def __init__(
-        self,
-        run_id: str,
-        workspace: Path,
-        folder: Path,
-        env: Mapping[str, str],
-        grace_s: float,
-        environ: Mapping[str, str] | None = None,
-        start: Callable[[Action], tuple[Sequence[str], Path]] | None = None,
-        cpus: Collection[int] = (),
+        self, plan: RunPlan, environ: Mapping[str, str], env: Mapping[str, str], start: _Start, cpus: Collection[int]
     ) -> None:
-        """Make a session; `start` tells an action's command and the folder it starts in, where they are not its own.
+        """Make a session of actions with `env`, and of supervisors and probes with `environ`.
 
-        Its processes are kept to `cpus`, where some are named.
+        `start` tells an action's command and the folder it starts in.  Its processes are kept to `cpus`, where some
+        are named.
         """
-        super().__init__(workspace, grace_s)
-        self.handle = str(folder)
-        self._run_id = run_id
-        self._folder = folder
-        self._env = env
-        self._environ = env if environ is None else environ
-        labels = {RUN_MARK: run_id, FOLDER_MARK: str(folder), SUPERVISOR_MARK: "1"}
-        keep = {KEPT_MARK: env[KEPT_MARK]} if KEPT_MARK in env else {}
-        self._supervisor_env = {**self._environ, **labels, **keep}
-        self._command = start or self._own
+        super().__init__(plan.workspace, plan.stop_grace_s)
+        self.handle = str(plan.folder)
+        self._run_id, self._folder = plan.id, plan.folder
+        self._env, self._environ, self._command = env, environ, start
+        self._supervisor_env = {**environ, **_marks(plan), SUPERVISOR_MARK: "1"}
         self._actions: list[HostAction] = []  # the last one may be running; of others something may be left
         self._cpus = cpus
 
@@ -297,9 +287,6 @@ class HostSession(GatedSession):
             raise RuntimeProblem(what, cause=Cause.PREPARE) from error
         return self._actions[-1]
 
-    def _own(self, action: Action) -> tuple[Sequence[str], Path]:
-        return action.argv, self._workspace / action.cwd.replace("{folder}", str(self._folder))
-
     def _pump(self, running: HostAction, out: Sink) -> None:
         """Pass the output on until both pipes end; a child that outlives the process cannot hold them for ever."""
         last_s, ended_s = time.monotonic(), 0.0
@@ -341,7 +328,7 @@ class HostSession(GatedSession):
             found = (*family, *below, *run_processes(self._run_id, self._folder))
             return list({process.identity: process for process in found}.values())
 
-        end_processes(left, grace_s, (signal.SIGTERM, signal.SIGKILL), self._gate.hurried)
+        end_processes(left, grace_s, _AFTER_INT, self._gate.hurried)
 
 
 def _is_open(pipes: selectors.BaseSelector) -> bool:
@@ -407,8 +394,7 @@ class CommandRuntime:
         """Return what would be started: the variables that are added, secrets as `***`, and each command's folder."""
         starts = [self._start(plan, action) for action in plan.actions]
         actions: list[Json] = [{"argv": list(argv), "cwd": str(cwd)} for argv, cwd in starts]
-        env = {name: MASK.decode() if isinstance(value, Secret) else value for name, value in _added(plan).items()}
-        return {"env": env, "actions": actions}
+        return {"env": {**mask_values(plan.env), **_marks(plan)}, "actions": actions}
 
     def prepare(self, plan: RunPlan, say: Say) -> ImageUsed:
         """Return that no image is used."""
@@ -417,10 +403,9 @@ class CommandRuntime:
     @contextmanager
     def open(self, plan: RunPlan) -> Iterator[HostSession]:
         """Hold a session open; leaving it ends every process of the run, unless the plan keeps it alive."""
-        env = {**self.environment(plan), **reveal(_added(plan))}
-        start = partial(self._start, plan)
+        env = {**self.environment(plan), **reveal(plan.env), **_marks(plan)}
         cpus = () if self.traits.containerised else cpu_numbers(plan.engine_options.cpuset)
-        session = HostSession(plan.id, plan.workspace, plan.folder, env, plan.stop_grace_s, self._environ, start, cpus)
+        session = HostSession(plan, self._environ, env, partial(self._start, plan), cpus)
         try:
             yield session
         finally:
@@ -434,10 +419,10 @@ class CommandRuntime:
             RuntimeProblem: something of it cannot be ended.
         """
         folder = Path(handle)
-        session = HostSession(folder.name, Path(), folder, self._environ, CANCEL_GRACE_S)
-        session.stop(CANCEL_GRACE_S)
-        if left := run_processes(folder.name, folder):
-            raise RuntimeProblem(f"not ended: {', '.join(map(describe_process, left))}", cause=Cause.PREPARE)
+        left = partial(run_processes, folder.name, folder)
+        end_processes(left, CANCEL_GRACE_S, _AFTER_INT, threading.Event())
+        if remaining := left():
+            raise RuntimeProblem(f"not ended: {', '.join(map(describe_process, remaining))}", cause=Cause.PREPARE)
 
     def outcome(self, handle: str) -> JobOutcome | None:
         """Return that something of a run still runs; nothing of this machine keeps how a run ended."""
@@ -467,6 +452,6 @@ class HostRuntime(CommandRuntime):
     name = "host"
 
 
-def _added(plan: RunPlan) -> dict[str, EnvValue]:
+def _marks(plan: RunPlan) -> dict[str, str]:
     kept = {KEPT_MARK: "1"} if plan.keep_alive else {}
-    return {**plan.env, RUN_MARK: plan.id, FOLDER_MARK: str(plan.folder), **kept}
+    return {RUN_MARK: plan.id, FOLDER_MARK: str(plan.folder), **kept}
