@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -72,18 +73,28 @@ def container_mounts(plan: RunPlan) -> tuple[Mount, ...]:
     )
 
 
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Say of what cannot be written inside that it, `what`, cannot be.
+
+    Raises:
+        RuntimeProblem: there is such.
+    """
+    try:
+        yield
+    except OSError as error:
+        text = f"{what} cannot be written to: {error.strerror or error}"
+        raise RuntimeProblem(text, cause=Cause.PREPARE) from error
+
+
 def make_mounts(plan: RunPlan) -> tuple[Mount, ...]:
     """Make the folders that the mounts need, as the current user, and return the mounts.
 
     Raises:
         RuntimeProblem: one cannot be made.
     """
-    try:
-        with Folder.open(plan.folder) as home, home.below(WORK, make=True):
-            home.below(f"{VIEW}/{plan.folder.name}", make=True).close()
-    except OSError as error:
-        what = f"the run's folder {plan.folder} cannot be written to: {error.strerror}"
-        raise RuntimeProblem(what, cause=Cause.PREPARE) from error
+    with writing(f"the run's folder {plan.folder}"), Folder.open(plan.folder) as home, home.below(WORK, make=True):
+        home.below(f"{VIEW}/{plan.folder.name}", make=True).close()
     for mount in plan.mounts:
         try:
             if mount.create:

@@ -18,7 +18,7 @@ from madlite.model import EngineOptions, Gpu, Image, Machine, Place
 from madlite.platforms.registry import preemption_here
 from madlite.platforms.slurm import containers
 from madlite.platforms.slurm.allocation import allocation_of
-from madlite.platforms.slurm.containers import VARIABLE, container_of
+from madlite.platforms.slurm.containers import VARIABLE, Container, container_of
 from madlite.platforms.slurm.runtime import SlurmRuntime
 from madlite.platforms.slurm.session import SlurmSession
 from tests.factories import make_plan
@@ -129,7 +129,7 @@ def test_a_session_names_the_gpus_that_the_run_has_on_a_node(plan, given, of_pla
     nodes, allocation = plan.folder / "nodes", allocation_of(JOB)
     (nodes / "state").mkdir(parents=True)
     assert allocation is not None
-    session = SlurmSession(plan, allocation, ("n1", "n2"))
+    session = SlurmSession(plan, allocation, ("n1", "n2"), Container(), {})
     environ = {"PATH": os.environ["PATH"], **given}
     assert session.gpu_ids(1) is None
     start = ["keep", "0", "--", "true", "--", "false", *container_of("docker", plan, {}).start]
@@ -387,7 +387,7 @@ exit 1
     plan.folder.mkdir(parents=True, exist_ok=True)
     here = allocation_of({**JOB, "SPUR_PEER_NODES": "a:1,b:1", "PATH": f"{srun.parent}:{os.environ['PATH']}"})
     assert here is not None
-    session = SlurmSession(plan, here, ["a", "b"], container_of("apptainer", plan, {}, "/images/x.sif"))
+    session = SlurmSession(plan, here, ["a", "b"], container_of("apptainer", plan, {}, "/images/x.sif"), {})
     session.open()
     session.close()
 
@@ -411,5 +411,5 @@ for word; do case $word in --nodelist=*) echo "${{word#*=}}" >>"{tmp_path}/steps
     srun.chmod(0o755)
     here = allocation_of({**JOB, "SPUR_PEER_NODES": "a:1,b:1", "PATH": f"{srun.parent}:{os.environ['PATH']}"})
     assert here is not None
-    SlurmSession(plan, here, ["a", "b"])._signal("INT")
+    SlurmSession(plan, here, ["a", "b"], Container(), {})._signal("INT")
     assert (tmp_path / "steps").read_text().split() == steps

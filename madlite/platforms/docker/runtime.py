@@ -43,7 +43,7 @@ from madlite.platforms.docker.container import (
 )
 from madlite.platforms.docker.request import container_name, full_request, masked_request
 from madlite.platforms.docker.session import DockerSession
-from madlite.platforms.sessions import make_mounts
+from madlite.platforms.sessions import make_mounts, writing
 from madlite.store.folder import FOLDER_LABEL, RUN_LABEL, WORK
 
 # Create and start a plan's container, and leave nothing of it behind.
@@ -91,12 +91,8 @@ def _started(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
 def _make_folders(plan: RunPlan) -> None:
     """Make the host's folders that mounts want: the engine would make them root's."""
     make_mounts(plan)
-    try:
-        with Folder.open(plan.folder) as home, home.below(WORK) as work:  # what changes after it is the run's
-            os.close(work.create(STAMP))
-    except OSError as error:
-        what = f"the run's folder {plan.folder} cannot be written to: {error.strerror}"
-        raise RuntimeProblem(what, cause=Cause.PREPARE) from error
+    with writing(f"the run's folder {plan.folder}"), Folder.open(plan.folder) as home, home.below(WORK) as work:
+        os.close(work.create(STAMP))  # what changes after it is the run's
 
 
 def _rocm_path(client: Client, plan: RunPlan) -> list[str]:

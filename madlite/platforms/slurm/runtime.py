@@ -114,8 +114,7 @@ class SlurmRuntime:
         if plan.traits.containerised:
             make_mounts(plan)
         env = {**self._base(plan), **_counts(plan), **plan.env, RUN_MARK: plan.id}
-        container = self._container(plan)
-        session = SlurmSession(plan, allocation, nodes, container, env, on_first=starts_itself(plan.launcher))
+        session = SlurmSession(plan, allocation, nodes, self._container(plan), env)
         try:
             session.open()
             yield session

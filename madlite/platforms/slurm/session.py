@@ -33,7 +33,8 @@ from madlite.cancellation import STOPPED, in_thread
 from madlite.errors import RuntimeProblem
 from madlite.files import Folder
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, RunPlan, Sink
-from madlite.platforms.sessions import GatedSession, cwd_of
+from madlite.plan.place import starts_itself
+from madlite.platforms.sessions import GatedSession, cwd_of, writing
 from madlite.platforms.slurm.allocation import Allocation, ids_of_note
 from madlite.platforms.slurm.containers import RANK, Container
 from madlite.secrets import reveal
@@ -128,6 +129,9 @@ _AS_TASK = (
 _LOG = logging.getLogger(__name__)
 
 
+Environment = Mapping[str, EnvValue]
+
+
 class SlurmSession(GatedSession):
     """Runs actions on nodes: one of kind `run` on each of them, any other on the first."""
 
@@ -135,25 +139,18 @@ class SlurmSession(GatedSession):
     return_limit_s = 10.0  # for a step to end after its command was killed
 
     def __init__(
-        self,
-        plan: RunPlan,
-        allocation: Allocation,
-        nodes: Sequence[str],
-        container: Container | None = None,
-        env: Mapping[str, EnvValue] | None = None,
-        *,
-        on_first: bool = False,
+        self, plan: RunPlan, allocation: Allocation, nodes: Sequence[str], container: Container, env: Environment
     ) -> None:
-        """Make a session of a run, whose actions have `env`; without a container they are commands of the nodes.
+        """Make a session of a run, whose actions have `env`.
 
-        `on_first` runs every action on the first node alone, as in the job's own script: what it starts are steps.
+        Of a launcher that starts itself every action is on the first node alone, as in the job's own script: what it
+        starts are steps.
         """
         super().__init__(plan.workspace, plan.stop_grace_s)
         self.nodes = tuple(nodes)
         self.handle = json.dumps({"job": allocation.job_id, "nodes": list(nodes), "folder": str(plan.folder)})
         self._plan, self._folder, self._allocation = plan, plan.folder, allocation
-        self._container = container or Container()
-        self._env, self._on_first = dict(env or {}), on_first
+        self._container, self._env, self._on_first = container, env, starts_itself(plan.launcher)
         self._steps: dict[int, subprocess.Popen[bytes]] = {}
         self._keeper = Keeper()
         self._lost: set[str] = set()  # nodes that died, as far as srun has told
@@ -168,13 +165,9 @@ class SlurmSession(GatedSession):
         Raises:
             RuntimeProblem: the folder cannot be written to, or a node cannot start its container.
         """
-        try:
-            with self._home(make=True) as home, home.below(STATE, make=True):
-                home.write(AGENT, _AGENT_TEXT.read_bytes())
-                home.write(RUN, f"{self._folder.name}\n".encode())
-        except OSError as error:
-            what = f"{self._folder} cannot be written to: {error.strerror or error}"
-            raise RuntimeProblem(what, cause=Cause.PREPARE) from error
+        with writing(str(self._folder)), self._home(make=True) as home, home.below(STATE, make=True):
+            home.write(AGENT, _AGENT_TEXT.read_bytes())
+            home.write(RUN, f"{self._folder.name}\n".encode())
         self._write_environment({})
         if command := self._container.start:
             self._keep(command)
@@ -461,7 +454,7 @@ class SlurmSession(GatedSession):
         with Folder.open(self._folder) as folder:
             return folder.below(NODES, make=make)
 
-    def _write_environment(self, env: Mapping[str, EnvValue]) -> None:
+    def _write_environment(self, env: Environment) -> None:
         """Write the variables of an action for its owner alone: they are in no argument and no export of srun."""
         defaults = {
             "MASTER_ADDR": self._allocation.address,
@@ -478,12 +471,8 @@ class SlurmSession(GatedSession):
         names, count = " ".join(self.nodes), len(self.nodes)
         of_task = _AS_TASK.format(names=names, names_joined=",".join(self.nodes), count=count)
         lines = [*lines, _AS_JOB.format(nodes=count)] if self._on_first else [of_task, *lines]  # the user's own win
-        try:
-            with self._home() as home:
-                home.write(ENVIRONMENT, "".join(lines).encode("utf-8", "surrogateescape"), mode=0o600)
-        except OSError as error:
-            what = f"{self._folder / NODES} cannot be written to: {error.strerror or error}"
-            raise RuntimeProblem(what, cause=Cause.PREPARE) from error
+        with writing(str(self._folder / NODES)), self._home() as home:
+            home.write(ENVIRONMENT, "".join(lines).encode("utf-8", "surrogateescape"), mode=0o600)
 
 
 def call_nodes(
