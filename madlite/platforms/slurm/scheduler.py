@@ -172,8 +172,7 @@ class Slurm(SlurmCommands):
         found: dict[str, JobState] = {}
         for line in listed.splitlines():
             fields = [*(part.strip() for part in line.split("|")), "", "", "", ""]
-            said = JobState(state=fields[1], reason=_reason(fields[2]), ends=_time(fields[3]), nodes=fields[4])
-            state = explained(said)
+            state = _said(fields[1], reason=fields[2], nodes=fields[4], ends=_time(fields[3]))
             if state.stage == "over":  # what is in the queue has not ended, whatever its word
                 state = replace(state, stage="running")
             found |= {job: state for job in elements(fields[0]) if job in wanted}
@@ -286,11 +285,8 @@ class Slurm(SlurmCommands):
         wanted = frozenset(jobs)
         for line in done.stdout.splitlines():
             fields = [*line.split("|"), "", "", "", ""]
-            code, signal = _code(fields[2])
-            said = JobState(
-                state=_state(fields[1]), code=code, signal=signal, nodes=fields[3], derived=_code(fields[4])[0]
-            )
-            found |= {job: explained(said) for job in elements(fields[0]) if job in wanted}
+            said = _said(fields[1], code=fields[2], nodes=fields[3], derived=fields[4])
+            found |= {job: said for job in elements(fields[0]) if job in wanted}
         return found
 
 
@@ -347,21 +343,19 @@ def _fields(block: str) -> dict[str, str]:
 
 
 def _of_fields(fields: Mapping[str, str]) -> JobState:
-    code, signal = _code(fields.get("ExitCode", ""))
-    said = JobState(
-        state=_state(fields.get("JobState", "")),
-        reason=_reason(fields.get("Reason", "")),
-        code=code,
-        signal=signal,
-        derived=_code(fields.get("DerivedExitCode", ""))[0],
-        nodes=_nodes(fields),
-        restarts=int(fields["Restarts"]) if fields.get("Restarts", "").isdigit() else 0,
-    )
-    return explained(said)
+    names = ("JobState", "Reason", "ExitCode", "DerivedExitCode", "NodeList", "Restarts")
+    state, reason, code, derived, nodes, restarts = (fields.get(name, "") for name in names)
+    restarted = int(restarts) if restarts.isdigit() else 0
+    return _said(state, reason, code, derived, nodes.replace("(null)", ""), restarts=restarted)
 
 
-def _nodes(fields: Mapping[str, str]) -> str:
-    return fields.get("NodeList", "").replace("(null)", "")
+def _said(
+    state: str, reason: str = "", code: str = "", derived: str = "", nodes: str = "", ends: str = "", restarts: int = 0
+) -> JobState:
+    """Return what Slurm says of a job, by its words, with what they mean."""
+    number, signal = _code(code)
+    said = JobState(state=_state(state), reason=_reason(reason), code=number, signal=signal, nodes=nodes, ends=ends)
+    return explained(replace(said, derived=_code(derived)[0], restarts=restarts))
 
 
 def _state(text: str) -> str:

@@ -20,6 +20,7 @@ from madlite.plan.cluster import SBATCH_NAMES, Cluster
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.plan_file import render_text
 from madlite.plan.submission import ENVIRONMENT, HEALTH, OUTPUT, PLANS, JobScript, ScriptInputs, folder_of
+from madlite.platforms.slurm.containers import OPTIONS_VARIABLE, VARIABLE
 
 TEMPLATE, _CHECK = "cluster/slurm.sh.j2", "cluster/check.sh.j2"
 _CHECK_TIME = "10"  # minutes
@@ -55,7 +56,7 @@ def slurm_script(cluster: Cluster, inputs: ScriptInputs, exclude: Sequence[str] 
             "options": options,
             "workspace": str(inputs.workspace),
             "environment": str(folder / ENVIRONMENT) if inputs.secrets else "",
-            "exports": [*_exports(cluster)],
+            "exports": [(name, value) for name, value in _exports(cluster) if value],
             "plans": str(folder / PLANS),
             "first": script.first,
             "count": script.count,
@@ -164,9 +165,6 @@ def _gpus(cluster: Cluster, script: JobScript) -> Iterator[str]:
 
 def _exports(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Yield what the job's madlite is told of the cluster; a run's own variables are in its plan."""
-    if cluster.container:
-        yield "MADLITE_CONTAINER", cluster.container
-    if cluster.container_options:
-        yield "MADLITE_CONTAINER_OPTIONS", shlex.join(cluster.container_options)
-    if cluster.image_folder:
-        yield IMAGES_VARIABLE, cluster.image_folder
+    yield VARIABLE, cluster.container
+    yield OPTIONS_VARIABLE, shlex.join(cluster.container_options)
+    yield IMAGES_VARIABLE, cluster.image_folder
