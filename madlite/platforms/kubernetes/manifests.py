@@ -116,7 +116,7 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
     content = {**scripts, **{key_of(path): data for path, data in files.items()}}
     own = {"namespace": settings.namespace, "annotations": settings.annotations}
     metadata = {"name": name, "labels": _labels(plan, settings), **filled(own)}
-    template = _pod_template(plan, settings, name, sorted(files), secrets, archive)
+    template = _pod_template(plan, settings, sorted(files), secrets, archive)
     return Objects(
         name=name,
         job=_job(settings, metadata, _job_spec(plan, settings, template)),
@@ -206,17 +206,12 @@ def result_names(plan: RunPlan) -> tuple[str, ...]:
 
 
 def _pod_template(
-    plan: RunPlan,
-    settings: KubernetesSettings,
-    name: str,
-    paths: Sequence[str],
-    secrets: Mapping[str, str],
-    archive: str,
+    plan: RunPlan, settings: KubernetesSettings, paths: Sequence[str], secrets: Mapping[str, str], archive: str
 ) -> dict[str, Any]:
     if plan.image is None:
         raise RuntimeProblem(f"card '{plan.card.name}' names no image", "--image REF names one", cause=Cause.IMAGE)
+    name, grace = job_name(plan.id), _grace(plan)
     mounts, volumes = _volumes(settings, name, paths)
-    grace = _grace(plan)
     variables = [{"secretRef": {"name": settings.runtime_secret}}] if settings.runtime_secret else []
     own = {"imagePullPolicy": settings.image_pull_policy, "securityContext": _security(settings)}
     container = {

@@ -58,12 +58,8 @@ class KubernetesRuntime:
     name = RUNTIME
     traits = Traits(containerised=True, local=False, sees_processes=False, shares_files=False, manifests=True)
 
-    def __init__(
-        self,
-        settings: KubernetesSettings = KubernetesSettings(),  # noqa: B008 - frozen
-        followed: str = "",
-    ) -> None:
-        self.settings, self._followed = settings, followed
+    def __init__(self, settings: KubernetesSettings | None = None, followed: str = "") -> None:
+        self.settings, self._followed = settings or KubernetesSettings(), followed
 
     def supports(self, place: Place) -> bool:
         """Return whether plans for this place can run here."""

@@ -208,7 +208,7 @@ class Kubernetes:
     def find(self, names: Sequence[str]) -> dict[str, str]:
         """Return the Jobs by the names of their scripts, those whose submission was not finished left out."""
         found: dict[str, str] = {}
-        for job in self._jobs():
+        for job in self._jobs().values():
             name = (job["metadata"].get("labels") or {}).get(JOB_LABEL, "")
             if name in names and self._is_whole(job):
                 found[name] = str(job["metadata"]["name"])
@@ -224,7 +224,7 @@ class Kubernetes:
     @_reached()
     def queue(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return the states of Jobs that are there; one that is over counts until its run is brought here."""
-        there = {str(job["metadata"]["name"]): job for job in self._jobs()}
+        there = self._jobs()
         pods = self._pods_by_run() if there else {}
         asked = Questions(cache(self._api.nodes), cache(self._api.failed_creations))  # once for all of them
         found: dict[str, JobState] = {}
@@ -259,7 +259,7 @@ class Kubernetes:
     @_reached()
     def ended(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return how Jobs ended that nobody could follow, or that were cancelled."""
-        there = {str(job["metadata"]["name"]): job for job in self._jobs()}
+        there = self._jobs()
         found: dict[str, JobState] = {}
         for name in jobs:
             if name in self._cancelled:
@@ -271,11 +271,12 @@ class Kubernetes:
     @_reached()
     def cancel(self, jobs: Sequence[str]) -> None:
         """Delete Jobs; their pods are told why first, for who follows them."""
-        runs = {str(job["metadata"]["name"]): job["metadata"]["labels"].get(RUN_LABEL, "") for job in self._jobs()}
+        there = self._jobs()
         for name in jobs:
-            if name in runs:
+            if name in there:
                 self._cancelled.add(name)
-                self._api.annotate_pods(runs[name], {faults.CANCELLED: "true"})
+                run = there[name]["metadata"]["labels"].get(RUN_LABEL, "")
+                self._api.annotate_pods(run, {faults.CANCELLED: "true"})
                 self._api.delete(self._kind, name)
 
     @_reached()
@@ -293,8 +294,8 @@ class Kubernetes:
         is_to_be_followed = uid and job in ready and job not in self._cancelled
         return KubernetesRuntime(self._settings, uid) if is_to_be_followed else None
 
-    def _jobs(self) -> list[dict[str, Any]]:
-        return self._api.objects(self._kind, MANAGED)
+    def _jobs(self) -> dict[str, dict[str, Any]]:
+        return {str(job["metadata"]["name"]): job for job in self._api.objects(self._kind, MANAGED)}
 
     def _pods_by_run(self) -> dict[str, list[dict[str, Any]]]:
         found: dict[str, list[dict[str, Any]]] = {}
