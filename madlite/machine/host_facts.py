@@ -132,20 +132,15 @@ def numa_place(gpus: Iterable[Gpu], root: Path = Path("/")) -> NumaPlace | None:
     if not texts or not all(text.isdecimal() for text in texts):
         return None
     nodes = sorted(set(map(int, texts)))
-    near = {cpu for node in nodes for cpu in _numbers(read_file(root / f"sys/devices/system/node/node{node}/cpulist"))}
-    usable = sorted(near & os.sched_getaffinity(0))
+    near = ",".join(read_file(root / f"sys/devices/system/node/node{node}/cpulist") for node in nodes)
+    usable = sorted(cpu_numbers(near) & os.sched_getaffinity(0))
     return NumaPlace(nodes=_text(nodes), cpus=_text(usable)) if usable else None
 
 
 def cpu_numbers(text: str) -> set[int]:
     """Return the CPUs of a list such as `0-3,8`."""
-    return set(_numbers(text))
-
-
-def _numbers(text: str) -> Iterable[int]:
-    for part in text.split(","):
-        if found := _RANGE.fullmatch(part.strip()):
-            yield from range(int(found[1]), int(found[2] or found[1]) + 1)
+    found = filter(None, (_RANGE.fullmatch(part.strip()) for part in text.split(",")))
+    return {number for item in found for number in range(int(item[1]), int(item[2] or item[1]) + 1)}
 
 
 def _text(numbers: list[int]) -> str:

@@ -46,7 +46,7 @@ def _pods(environ: Mapping[str, str], context: Context) -> Runtime:
     from madlite.platforms.kubernetes.runtime import KubernetesRuntime
 
     of_pods = settings_of_pods(context)
-    return KubernetesRuntime(of_pods[0]) if of_pods is not None else KubernetesRuntime()
+    return KubernetesRuntime(of_pods[0] if of_pods is not None else None)
 
 
 _RUNTIMES: Mapping[str, Callable[[Mapping[str, str], Context], Runtime]] = {

@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -59,16 +59,10 @@ def nano_cpus(text: str) -> int:
     return int(float(text) * 1_000_000_000)
 
 
-def pair(text: str) -> dict[str, str]:
+def pair(text: str, sign: str = "=") -> dict[str, str]:
     """Return one entry of a table: `key=value`, or `key` alone."""
-    key, _, value = text.partition("=")
+    key, _, value = text.partition(sign)
     return {key: value}
-
-
-def tmpfs(text: str) -> dict[str, str]:
-    """Return one entry of the tmpfs table: `/run:size=64m`."""
-    target, _, options = text.partition(":")
-    return {target: options}
 
 
 def ulimit(text: str) -> dict[str, Json]:
@@ -264,7 +258,7 @@ OPTIONS = (
     Option("-e --env", "Env", kind="table"),
     Option("-v --volume", "HostConfig.Binds", bind, kind="list"),
     Option("--mount", "HostConfig.Mounts", mount, kind="list"),
-    Option("--tmpfs", "HostConfig.Tmpfs", tmpfs, kind="table"),
+    Option("--tmpfs", "HostConfig.Tmpfs", partial(pair, sign=":"), kind="table"),  # /run:size=64m
     Option("--volumes-from", "HostConfig.VolumesFrom", kind="list"),
     Option("--device", "HostConfig.Devices", device, kind="list"),
     Option("--device-cgroup-rule", "HostConfig.DeviceCgroupRules", kind="list"),

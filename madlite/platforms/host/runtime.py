@@ -71,15 +71,9 @@ class HostAction:
     """
 
     def __init__(
-        self,
-        environ: Mapping[str, str],
-        run: str,
-        cpus: Collection[int],
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: Path,
+        self, environ: Mapping[str, str], cpus: Collection[int], argv: Sequence[str], env: Mapping[str, str], cwd: Path
     ) -> None:
-        """Start a supervisor with the environment `environ`, kept to `cpus`; `run` is what people see of it.
+        """Start a supervisor with the environment `environ`, kept to `cpus`; people see the run's id of it.
 
         It starts the command as the leader of its own session, without standard input and with no environment but
         `env`.
@@ -88,7 +82,7 @@ class HostAction:
             OSError: it cannot be started, or is nothing that a process can be given.
         """
         report, report_to = os.pipe()
-        program = [sys.executable or _PYTHON, "-I", "-S", host_supervisor.__file__, str(report_to), run]
+        program = [sys.executable or _PYTHON, "-I", "-S", host_supervisor.__file__, str(report_to), environ[RUN_MARK]]
         try:
             started = process.start(program, env=environ, cwd=Path("/"), stdin=subprocess.PIPE, pass_fds=(report_to,))
         except BaseException:
@@ -279,7 +273,7 @@ class HostSession(GatedSession):
         argv, cwd = self._command(action)
         try:
             env = {**self._env, **reveal(action.env)}
-            self._actions.append(HostAction(self._supervisor_env, self._run_id, self._cpus, argv, env, cwd))
+            self._actions.append(HostAction(self._supervisor_env, self._cpus, argv, env, cwd))
         except (OSError, ValueError) as error:  # also a word that is no text of this system
             place = f"folder {cwd}" if not cwd.is_dir() else f"command '{argv[0]}'"
             why = error.strerror if isinstance(error, OSError) else error
