@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import selectors
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from madlite.cancellation import ActionGate
 from madlite.errors import RuntimeProblem
 from madlite.files import Folder, copy_inside
-from madlite.model import Action, Cause, Mount, RunPlan
+from madlite.model import Action, Cause, Chunk, Mount, RunPlan
 from madlite.store.folder import VIEW, WORK
 
 
@@ -20,6 +22,9 @@ def cwd_of(plan: RunPlan, action: Action, *, inside: bool) -> PurePosixPath:
     """Return the folder that an action starts in, as its command sees it: `inside` its container, or on the machine."""
     workspace, folder = (plan.inside, plan.folder_inside) if inside else (str(plan.workspace), str(plan.folder))
     return PurePosixPath(workspace, action.cwd.replace("{folder}", folder))
+
+
+READ_BYTES = 1 << 18
 
 
 class GatedSession(ABC):
@@ -53,6 +58,20 @@ class GatedSession(ABC):
         with self._gate.ending(grace_s):
             if not self._gate.end_until_over(partial(self._end, grace_s), self.return_limit_s):
                 self._gate.abandoned.set()
+
+
+def read_pipes(pipes: selectors.BaseSelector, wait_s: float) -> Iterator[Chunk]:
+    """Yield what comes by pipes, waiting so long for it; one that ends is dropped.
+
+    The data of a pipe are its node and stream; without any it carries no output, and is left alone.
+    """
+    for key, _ in pipes.select(wait_s):
+        if key.data is not None:
+            node, stream = key.data
+            if data := os.read(key.fd, READ_BYTES):
+                yield Chunk(data=data, stream=stream, node=node)
+            else:
+                pipes.unregister(key.fileobj)
 
 
 # Mounts of a plan's container: the workspace, the run's own work folder, and the plan's mounts.

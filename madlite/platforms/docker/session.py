@@ -23,7 +23,7 @@ from madlite.images.client import ANSWER_LIMIT_S, API_LIMIT_S, Client, connected
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.platforms.docker import container as containers
 from madlite.platforms.docker.container import Container, restore_ownership, run_as_root, start_failure, state_of
-from madlite.platforms.sessions import GatedSession
+from madlite.platforms.sessions import READ_BYTES, GatedSession
 from madlite.secrets import reveal
 
 # One process the engine started inside a container.
@@ -33,7 +33,6 @@ from madlite.secrets import reveal
 # Format: the engine's multiplexed stream, frames of an 8-byte head (kind, three zeros, length as big-endian 32 bits)
 # and that many bytes; https://docs.docker.com/reference/api/engine (ContainerAttach, stream format).
 HEAD_BYTES = 8
-READ_BYTES = 1 << 18
 STDERR = 2
 
 
@@ -257,28 +256,6 @@ exit "$code"
 """
 
 
-def probe(environ: Mapping[str, str], container: str, argv: Sequence[str], limit_s: float) -> Completed:
-    """Run a command in a container as its root and return what it printed; soon after `limit_s` it ends in any case.
-
-    Raises:
-        RuntimeProblem: it cannot be started there.
-    """
-    command = ("/bin/sh", "-c", _LIMITED, "sh", str(max(1, math.ceil(limit_s))), *argv)
-    output = {1: bytearray(), 2: bytearray()}
-
-    def collect(data: bytes, stream: int) -> None:
-        output[stream].extend(data[: PROBE_BYTES - len(output[stream])])
-
-    with connected(environ, ANSWER_LIMIT_S) as client:
-        _check_running(client, container)
-        running = Exec(client, container, command, "/", {}, user="0")
-        code = _read_until(time.monotonic() + limit_s, running, running.start(), Frames(collect))
-    out, err = map(bytes, output.values())
-    if message := start_failure(code, out or err):
-        raise RuntimeProblem(f"its container cannot start a command: {message}", cause=Cause.PREPARE)
-    return Completed(code=code, stdout=out, stderr=err)
-
-
 def _check_running(client: Client, container: str) -> None:
     state = state_of(client, container)
     if state is None:
@@ -343,12 +320,25 @@ class DockerSession(GatedSession):
         return Exit(code=code, duration_s=time.monotonic() - begun, timed_out=expired.is_set())
 
     def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
-        """Run a short command in the container as its root, over a connection of its own.
+        """Run a short command in the container as its root, over a connection of its own; soon after `limit_s` it ends.
 
         Raises:
             RuntimeProblem: nothing can be started in it: it is paused, gone, or the engine does not answer.
         """
-        return probe(self._environ, self.handle, argv, limit_s)
+        command = ("/bin/sh", "-c", _LIMITED, "sh", str(max(1, math.ceil(limit_s))), *argv)
+        output = {1: bytearray(), 2: bytearray()}
+
+        def collect(data: bytes, stream: int) -> None:
+            output[stream].extend(data[: PROBE_BYTES - len(output[stream])])
+
+        with connected(self._environ, ANSWER_LIMIT_S) as client:
+            _check_running(client, self.handle)
+            running = Exec(client, self.handle, command, "/", {}, user="0")
+            code = _read_until(time.monotonic() + limit_s, running, running.start(), Frames(collect))
+        out, err = map(bytes, output.values())
+        if message := start_failure(code, out or err):
+            raise RuntimeProblem(f"its container cannot start a command: {message}", cause=Cause.PREPARE)
+        return Completed(code=code, stdout=out, stderr=err)
 
     def stop(self, grace_s: float) -> None:
         """End the running action, as every session does.

@@ -39,7 +39,6 @@ from madlite.model import (
     PROBE_BYTES,
     Action,
     Cause,
-    Chunk,
     Completed,
     Exit,
     ImageUsed,
@@ -53,7 +52,7 @@ from madlite.model import (
     Traits,
 )
 from madlite.platforms.host import supervisor as host_supervisor
-from madlite.platforms.sessions import GatedSession, cwd_of
+from madlite.platforms.sessions import GatedSession, cwd_of, read_pipes
 from madlite.secrets import mask_values, reveal
 
 # A run's processes on this machine, one action after the other.
@@ -179,10 +178,8 @@ class HostAction:
                 self._supervisor.stdin.close()
 
 
-READ_BYTES = 1 << 18
 POLL_S = 0.1
 IDLE_S = 0.5  # between two looks at whether a command is abandoned: its output and its end are told at once
-_REPORT = 0  # in the place of a stream's number
 DRAIN_QUIET_S = 2.0  # after the process ended: no output this long, and a child that holds the pipe is left alone
 DRAIN_LIMIT_S = 10.0
 SHOWN = 8  # processes that are named
@@ -286,17 +283,13 @@ class HostSession(GatedSession):
         last_s, ended_s = time.monotonic(), 0.0
         with selectors.DefaultSelector() as pipes:
             for pipe, stream in ((running.stdout, 1), (running.stderr, 2)):
-                pipes.register(pipe or -1, selectors.EVENT_READ, stream)
-            pipes.register(running.report, selectors.EVENT_READ, _REPORT)
+                pipes.register(pipe or -1, selectors.EVENT_READ, (0, stream))
+            pipes.register(running.report, selectors.EVENT_READ)
             while _is_open(pipes) and not self._gate.abandoned.is_set():
-                ready = [key for key, _ in pipes.select(POLL_S if ended_s else IDLE_S) if key.data != _REPORT]
-                for key in ready:
-                    if data := os.read(key.fd, READ_BYTES):
-                        out(Chunk(data=data, stream=key.data))
-                    else:
-                        pipes.unregister(key.fileobj)
+                for chunk in read_pipes(pipes, POLL_S if ended_s else IDLE_S):
+                    out(chunk)
+                    last_s = time.monotonic()
                 now_s = time.monotonic()
-                last_s = now_s if ready else last_s
                 if running.poll() is not None:
                     if not ended_s:
                         ended_s = now_s
@@ -327,7 +320,7 @@ class HostSession(GatedSession):
 
 def _is_open(pipes: selectors.BaseSelector) -> bool:
     """Return whether output can still come."""
-    return any(key.data != _REPORT for key in pipes.get_map().values())
+    return any(key.data for key in pipes.get_map().values())
 
 
 def _reap(action: HostAction) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import selectors
 import shlex
@@ -20,7 +19,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -34,7 +33,7 @@ from madlite.errors import RuntimeProblem
 from madlite.files import Folder
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, RunPlan, Sink
 from madlite.plan.place import starts_itself
-from madlite.platforms.sessions import GatedSession, cwd_of, writing
+from madlite.platforms.sessions import GatedSession, cwd_of, read_pipes, writing
 from madlite.platforms.slurm.allocation import Allocation, ids_of_note
 from madlite.platforms.slurm.containers import RANK, Container
 from madlite.secrets import reveal
@@ -68,7 +67,7 @@ class Keeper:
             for number, pipe in ((1, step.stdout), (2, step.stderr)):
                 pipes.register(pipe or -1, selectors.EVENT_READ, (0, number))
             while pipes.get_map() and said[1].count(b"\n") < nodes and time.monotonic() < deadline:
-                for chunk in _read(pipes):
+                for chunk in read_pipes(pipes, _POLL_S):
                     said[chunk.stream] += chunk.data
         return said[1].decode("utf-8", "replace"), said[2].decode("utf-8", "replace")
 
@@ -101,7 +100,6 @@ AGENT, ENVIRONMENT, RUN = "agent.sh", "environment", "run"
 GPUS = f"{RANK}.gpus"  # among what they write: which GPUs a node has
 _AGENT_TEXT = Path(__file__).with_name(AGENT)
 
-_READ_BYTES = 1 << 18
 _POLL_S = 0.1
 CALL_S = 3600.0  # of a command on all nodes: an image may have to be pulled
 _START_S = 600.0  # for an engine to start a container of an image that it has
@@ -212,13 +210,19 @@ class SlurmSession(GatedSession):
             self._refuse_lost(codes)
         return Exit.of_nodes(codes, first, time.monotonic() - begun, timed_out=expired.is_set())
 
-    def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
+    def probe(
+        self, argv: Sequence[str], node: int, limit_s: float, cancelled: threading.Event | None = None
+    ) -> Completed:
         """Run a short command on a node, in the run's container where it has one.
 
         Raises:
             RuntimeProblem: srun cannot be started.
         """
-        return self._probe(argv, node, limit_s, None)
+        command, env = self._inside(node, ["probe", *argv]), self._environ
+        try:
+            return process.complete(command, limit_s=limit_s, env=env, cancelled=cancelled, limit_bytes=PROBE_BYTES)
+        except OSError as error:
+            raise RuntimeProblem(f"srun cannot be started: {error}", cause=Cause.ENGINE) from error
 
     def gpu_ids(self, node: int) -> tuple[int, ...] | None:
         """Return the run's GPUs on a node by the node's own numbers, as its agent has noted them; None until then."""
@@ -228,13 +232,6 @@ class SlurmSession(GatedSession):
             return ids_of_note(note, self._plan.place.gpu_ids)
         except (OSError, ValueError):
             return None
-
-    def _probe(self, argv: Sequence[str], node: int, limit_s: float, cancelled: threading.Event | None) -> Completed:
-        command, env = self._inside(node, ["probe", *argv]), self._environ
-        try:
-            return process.complete(command, limit_s=limit_s, env=env, cancelled=cancelled, limit_bytes=PROBE_BYTES)
-        except OSError as error:
-            raise RuntimeProblem(f"srun cannot be started: {error}", cause=Cause.ENGINE) from error
 
     # Steps.
 
@@ -265,7 +262,7 @@ class SlurmSession(GatedSession):
                 for stream, pipe in ((1, step.stdout), (2, step.stderr)):
                     pipes.register(pipe or -1, selectors.EVENT_READ, (rank, stream))
             while left and not self._gate.abandoned.is_set():
-                for chunk in _read(pipes):
+                for chunk in read_pipes(pipes, _POLL_S):
                     self._note_lost(chunk)
                     out(self._with_task(chunk))
                 for rank, ended in [(rank, step.poll()) for rank, step in left.items()]:
@@ -435,7 +432,7 @@ class SlurmSession(GatedSession):
             over = threading.Event()
             try:
                 ranks = range(len(self.nodes))
-                checks = list(pool.map(lambda rank: self._probe(["true"], rank, CALL_S, over), ranks))
+                checks = list(pool.map(lambda rank: self.probe(["true"], rank, CALL_S, over), ranks))
             except BaseException:  # an interrupt waits for no node
                 over.set()
                 raise
@@ -504,16 +501,3 @@ def _answers(nodes: Sequence[str], said_all: str, errors: str, problem: str, cau
         if code != "0":
             raise RuntimeProblem(f"node {name}: {problem}: {said or 'no answer'}", cause=cause)
     return [found[number][1] for number in range(len(nodes))]
-
-
-def _read(pipes: selectors.BaseSelector) -> Iterator[Chunk]:
-    """Yield what the steps have printed, waiting a moment for it."""
-    if not pipes.get_map():
-        time.sleep(_POLL_S)
-        return
-    for key, _ in pipes.select(_POLL_S):
-        rank, stream = key.data
-        if data := os.read(key.fd, _READ_BYTES):
-            yield Chunk(data=data, stream=stream, node=rank)
-        else:
-            pipes.unregister(key.fileobj)
