@@ -210,14 +210,13 @@ def _reason(error: Exception) -> tuple[str, str]:
     """Say in plain words why a connection failed, and what to do about it."""
     import requests
 
-    reasons: tuple[tuple[type[BaseException], str, str], ...] = (
+    reasons: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str, str], ...] = (
         (FileNotFoundError, "there is no such socket", START),
         (ConnectionRefusedError, "the connection was refused", "is docker running? sudo systemctl start docker"),
         (PermissionError, "permission denied", JOIN_GROUP),
         (socket.gaierror, "its host name is not known", "check DOCKER_HOST and docker context ls"),
         (ConnectionResetError, "the connection was closed", "journalctl -u docker -n 20   shows what docker says"),
-        (TimeoutError, "it does not answer in time", RESTART),
-        (requests.Timeout, "it does not answer in time", RESTART),
+        ((TimeoutError, requests.Timeout), "it does not answer in time", RESTART),
     )
     found = ((text, hint) for cause in _causes(error) for kind, text, hint in reasons if isinstance(cause, kind))
     return next(found, (str(error), ""))

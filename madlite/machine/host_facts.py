@@ -83,17 +83,15 @@ def _memlock() -> str:
 
 def _cgroup(root: Path) -> dict[str, str]:
     """Return this process's limits, the tightest of its group and those around it; a container has its own."""
-    limits: dict[str, str] = {}
+    memory_gib, cpus = [], []
     for folder in _groups(root):
         memory = parse_int(read_file(folder / "memory.max")) or parse_int(read_file(folder / "memory.limit_in_bytes"))
-        if memory and memory < _NO_LIMIT:
-            lowest = float(limits.get("cgroup_memory_gib", "inf"))
-            limits["cgroup_memory_gib"] = f"{min(lowest, memory / GIB):.1f}"
-        quota = (read_file(folder / "cpu.max").split() or ["max"])[:2]
+        memory_gib += [memory / GIB] if memory and memory < _NO_LIMIT else []
+        quota = read_file(folder / "cpu.max").split()[:2]
         if len(quota) == 2 and all(part.isdecimal() and int(part) for part in quota):
-            cores = int(quota[0]) / int(quota[1])
-            limits["cgroup_cpus"] = f"{min(float(limits.get('cgroup_cpus', 'inf')), cores):g}"
-    return limits
+            cpus.append(int(quota[0]) / int(quota[1]))
+    limits = {"cgroup_memory_gib": f"{min(memory_gib):.1f}"} if memory_gib else {}
+    return {**limits, **({"cgroup_cpus": f"{min(cpus):g}"} if cpus else {})}
 
 
 def _groups(root: Path) -> Iterator[Path]:

@@ -211,7 +211,7 @@ class Slurm(SlurmCommands):
             Unreachable: the cluster did not answer.
         """
         states = self.node_states(self._cluster.slurm.partition)
-        left_out = dict.fromkeys((*self._excluded(), *self._not_good(states)), "excluded")
+        left_out = dict.fromkeys((*self._excluded(), *self.not_good(states)), "excluded")
         return {name: left_out.get(name, state if _CLOSED.match(state) else "") for name, state in states.items()}
 
     def idle_nodes(self) -> tuple[str, ...]:
@@ -226,20 +226,16 @@ class Slurm(SlurmCommands):
     def _excluded(self) -> tuple[str, ...]:
         return expand_hosts(",".join(self._cluster.slurm.exclude))
 
-    def not_good(self) -> tuple[str, ...]:
-        """Return the nodes that the list of good ones leaves out."""
+    def not_good(self, nodes: Iterable[str] | None = None) -> tuple[str, ...]:
+        """Return the nodes, of these or the partition's, that the list of good ones leaves out."""
         asked = self._cluster.slurm
-        return self._not_good(self.node_states(asked.partition)) if asked.good_nodes else ()
-
-    def _not_good(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        listed = self._cluster.slurm.good_nodes
-        if not listed:
+        if not asked.good_nodes:
             return ()
-        file = Path(self._cluster.source).parent / listed
+        file = Path(self._cluster.source).parent / asked.good_nodes
         good = frozenset(expand_hosts(",".join(nodes_in(file))))
         if not good:
             raise UsageProblem(f"list of good nodes {file} has no node", "madlite cluster check writes one")
-        return tuple(node for node in nodes if node not in good)
+        return tuple(node for node in nodes or self.node_states(asked.partition) if node not in good)
 
     def _me(self) -> list[str]:
         try:
