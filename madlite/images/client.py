@@ -6,10 +6,10 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from madlite.errors import RuntimeProblem
 from madlite.files import read_plain
@@ -76,6 +76,7 @@ def _by_cdi(request: Mapping[str, Json]) -> dict[str, Json]:
 
 
 Client: TypeAlias = Any  # docker.APIClient, which carries no types
+_T = TypeVar("_T")
 
 SOCKET = Path("/var/run/docker.sock")
 DEFAULT_ADDRESS = f"unix://{SOCKET}"
@@ -179,6 +180,21 @@ def explained(environ: Mapping[str, str]) -> Iterator[None]:
         raise RuntimeProblem(f"docker: {' '.join(str(error).split())}", cause=Cause.PREPARE) from error
 
 
+def unless_refused(call: Callable[[], _T], *codes: int) -> _T | None:
+    """Return what a call of the engine returns; None where it refuses, with one of the codes if there are any.
+
+    404 is of what is not there, 409 also of what has ended, or is being removed.
+    """
+    import docker.errors
+
+    try:
+        return call()
+    except docker.errors.APIError as error:
+        if codes and error.status_code not in codes:
+            raise
+        return None
+
+
 def error_text(error: Exception) -> str:
     """Return the engine's own words in a refusal."""
     return str(getattr(error, "explanation", None) or error).strip()
@@ -194,14 +210,13 @@ def _reason(error: Exception) -> tuple[str, str]:
     """Say in plain words why a connection failed, and what to do about it."""
     import requests
 
-    reasons: tuple[tuple[type[BaseException], str, str], ...] = (
+    reasons: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str, str], ...] = (
         (FileNotFoundError, "there is no such socket", START),
         (ConnectionRefusedError, "the connection was refused", "is docker running? sudo systemctl start docker"),
         (PermissionError, "permission denied", JOIN_GROUP),
         (socket.gaierror, "its host name is not known", "check DOCKER_HOST and docker context ls"),
         (ConnectionResetError, "the connection was closed", "journalctl -u docker -n 20   shows what docker says"),
-        (TimeoutError, "it does not answer in time", RESTART),
-        (requests.Timeout, "it does not answer in time", RESTART),
+        ((TimeoutError, requests.Timeout), "it does not answer in time", RESTART),
     )
     found = ((text, hint) for cause in _causes(error) for kind, text, hint in reasons if isinstance(cause, kind))
     return next(found, (str(error), ""))

@@ -24,6 +24,7 @@ from madlite.images.client import (
     explained,
     podman_version,
     pull_problem,
+    unless_refused,
 )
 from madlite.model import Cause, Image, ImageUsed, Login, Say
 from madlite.text import size_text
@@ -217,19 +218,16 @@ def base_digest(client: Client, image: Image) -> str:
 
     The engine is queried first: it has the base that was used, unless BuildKit kept it to itself; then its registry.
     """
-    import docker.errors
     import requests
 
     base = base_of(image)
     if not base:
         return ""
-    try:
-        return digest(client.inspect_image(base), base)
-    except docker.errors.APIError:
-        pass
+    if found := unless_refused(lambda: client.inspect_image(base)):
+        return digest(found, base)
     try:
         return str(client.inspect_distribution(base)["Descriptor"]["digest"])
-    except (docker.errors.APIError, requests.RequestException, KeyError):
+    except (requests.RequestException, KeyError):  # the engine's refusals among them
         return ""
 
 
@@ -335,12 +333,7 @@ def is_local(image: Image, environ: Mapping[str, str]) -> bool:
 
 def inspect(client: Client, ref: str) -> dict[str, Any] | None:
     """Return what the engine knows of a local image, or None."""
-    import docker.errors
-
-    try:
-        return dict(client.inspect_image(ref))
-    except docker.errors.ImageNotFound:
-        return None
+    return unless_refused(lambda: dict(client.inspect_image(ref)), 404)
 
 
 def _built(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> ImageUsed:

@@ -31,6 +31,7 @@ from madlite.plan.submission import (
     JobRun,
     JobScript,
     PlannedRun,
+    ScriptInputs,
     Submission,
     folder_of,
 )
@@ -85,11 +86,11 @@ def prepare(
         description=replace(asked.description, env={}),  # which the plans have, secrets by their names
     )
     environment = _environment(ordered, options, sources, with_credentials=not scheduler.reads_credentials)
-    texts = {}
-    for job_script in submission.scripts:
-        texts[job_script.number] = scheduler.script(
-            submission, job_script, job_script.of(ordered), options.workspace, search, secrets=bool(environment)
-        )
+    inputs = (
+        ScriptInputs(submission, script, script.of(ordered), options.workspace, search, bool(environment))
+        for script in submission.scripts
+    )
+    texts = {each.script.number: scheduler.script(each) for each in inputs}
     return Prepared(submission=submission, planned=tuple(ordered), scripts=texts, environment=environment)
 
 
@@ -204,10 +205,8 @@ def write(prepared: Prepared, options: Options, plugins: Plugins, sources: Mappi
             home.write(SUBMISSION, to_json(submission).encode())
             os.fsync(home.fd)
     except OSError as error:
-        raise UsageProblem(
-            f"the files of the jobs cannot be written: {error.strerror or error} ({error.filename or folder})",
-            "run madlite in a folder of yours, on a disk with room",
-        ) from error
+        what = f"the files of the jobs cannot be written: {error.strerror or error} ({error.filename or folder})"
+        raise UsageProblem(what, "run madlite in a folder of yours, on a disk with room") from error
     stored = read_stored(folder)
     if stored is None:
         raise UsageProblem("the submission cannot be read again", "df -h; the disk may be full")

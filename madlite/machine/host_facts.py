@@ -83,17 +83,15 @@ def _memlock() -> str:
 
 def _cgroup(root: Path) -> dict[str, str]:
     """Return this process's limits, the tightest of its group and those around it; a container has its own."""
-    limits: dict[str, str] = {}
+    memory_gib, cpus = [], []
     for folder in _groups(root):
         memory = parse_int(read_file(folder / "memory.max")) or parse_int(read_file(folder / "memory.limit_in_bytes"))
-        if memory and memory < _NO_LIMIT:
-            lowest = float(limits.get("cgroup_memory_gib", "inf"))
-            limits["cgroup_memory_gib"] = f"{min(lowest, memory / GIB):.1f}"
-        quota = (read_file(folder / "cpu.max").split() or ["max"])[:2]
+        memory_gib += [memory / GIB] if memory and memory < _NO_LIMIT else []
+        quota = read_file(folder / "cpu.max").split()[:2]
         if len(quota) == 2 and all(part.isdecimal() and int(part) for part in quota):
-            cores = int(quota[0]) / int(quota[1])
-            limits["cgroup_cpus"] = f"{min(float(limits.get('cgroup_cpus', 'inf')), cores):g}"
-    return limits
+            cpus.append(int(quota[0]) / int(quota[1]))
+    limits = {"cgroup_memory_gib": f"{min(memory_gib):.1f}"} if memory_gib else {}
+    return {**limits, **({"cgroup_cpus": f"{min(cpus):g}"} if cpus else {})}
 
 
 def _groups(root: Path) -> Iterator[Path]:
@@ -132,20 +130,15 @@ def numa_place(gpus: Iterable[Gpu], root: Path = Path("/")) -> NumaPlace | None:
     if not texts or not all(text.isdecimal() for text in texts):
         return None
     nodes = sorted(set(map(int, texts)))
-    near = {cpu for node in nodes for cpu in _numbers(read_file(root / f"sys/devices/system/node/node{node}/cpulist"))}
-    usable = sorted(near & os.sched_getaffinity(0))
+    near = ",".join(read_file(root / f"sys/devices/system/node/node{node}/cpulist") for node in nodes)
+    usable = sorted(cpu_numbers(near) & os.sched_getaffinity(0))
     return NumaPlace(nodes=_text(nodes), cpus=_text(usable)) if usable else None
 
 
 def cpu_numbers(text: str) -> set[int]:
     """Return the CPUs of a list such as `0-3,8`."""
-    return set(_numbers(text))
-
-
-def _numbers(text: str) -> Iterable[int]:
-    for part in text.split(","):
-        if found := _RANGE.fullmatch(part.strip()):
-            yield from range(int(found[1]), int(found[2] or found[1]) + 1)
+    found = filter(None, (_RANGE.fullmatch(part.strip()) for part in text.split(",")))
+    return {number for item in found for number in range(int(item[1]), int(item[2] or item[1]) + 1)}
 
 
 def _text(numbers: list[int]) -> str:

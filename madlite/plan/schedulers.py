@@ -11,7 +11,7 @@ from madlite.errors import RuntimeProblem
 from madlite.model import Cause, Json, Runtime, Value
 from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
-from madlite.plan.submission import JobScript, PlannedRun, Submission
+from madlite.plan.submission import JobScript, ScriptInputs
 
 
 class JobEnd(Value, frozen=True):
@@ -122,16 +122,7 @@ class Scheduler(Protocol):
             UsageProblem: the scheduler has no such thing.
         """
 
-    def script(
-        self,
-        submission: Submission,
-        script: JobScript,
-        planned: Sequence[PlannedRun],
-        workspace: Path,
-        search: Sequence[Path],
-        *,
-        secrets: bool,
-    ) -> str:
+    def script(self, inputs: ScriptInputs) -> str:
         """Return the text of a job of these plans, as `--dry-run` prints it.
 
         Raises:

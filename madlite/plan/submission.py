@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from madlite.model import Backend, FileName, Json, Knob, RunId, RunPlan, Runtime, Value
 from madlite.plan.cluster import Cluster
@@ -130,6 +130,20 @@ class Submission(Value, frozen=True):
     goes_on: FileName = ""
     description: Cluster = Cluster()
     version: int = VERSION
+
+
+class ScriptInputs(NamedTuple):
+    """What the text of a job is made from: its script of a submission, and the plans that are the script's own.
+
+    `search` is where templates are looked for.  With `secrets` the job reads the submission's file of them.
+    """
+
+    submission: Submission
+    script: JobScript
+    planned: Sequence[PlannedRun]
+    workspace: Path
+    search: Sequence[Path]
+    secrets: bool = False
 
 
 def folder_of(workspace: Path, submission_id: str) -> Path:

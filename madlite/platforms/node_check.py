@@ -89,10 +89,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def check_node(
-    folder: Path,
-    environ: Mapping[str, str],
-    examine: Callable[[bool], Examination] = lambda health: Examination(),
-    run: int = 0,
+    folder: Path, environ: Mapping[str, str], examine: Callable[[bool], Examination], run: int = 0
 ) -> NodeReport:
     """Check this node, and write its report into the folder; `examine` finds what `madlite doctor` knows of it.
 

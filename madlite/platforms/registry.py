@@ -46,7 +46,7 @@ def _pods(environ: Mapping[str, str], context: Context) -> Runtime:
     from madlite.platforms.kubernetes.runtime import KubernetesRuntime
 
     of_pods = settings_of_pods(context)
-    return KubernetesRuntime(of_pods[0]) if of_pods is not None else KubernetesRuntime()
+    return KubernetesRuntime(of_pods[0] if of_pods is not None else None)
 
 
 _RUNTIMES: Mapping[str, Callable[[Mapping[str, str], Context], Runtime]] = {
@@ -94,16 +94,12 @@ DIRECT = "kubernetes"
 
 
 def translate(
-    context: Context,
-    deployment: Mapping[str, Json],
-    base: Cluster | None,
-    environ: Mapping[str, str],
-    asked_nodes: int = 0,
+    context: Context, deployment: Mapping[str, Json], base: Cluster | None, environ: Mapping[str, str], nodes: int = 0
 ) -> Translation | None:
     """Return the cluster of runs that are jobs: `base` of the cluster file, with what the context says over it.
 
-    None where they are none: a context alone describes a Slurm, and pods by `direct_values`.  `asked_nodes` win over
-    the context's.
+    None where they are none: a context alone describes a Slurm, and pods by `direct_values`.  `nodes` that the command
+    asks for win over the context's.
 
     Raises:
         UsageProblem: a value cannot be used.
@@ -112,7 +108,7 @@ def translate(
     if target == "slurm":
         from madlite.platforms.slurm.context import cluster_of_slurm
 
-        return cluster_of_slurm(context, deployment, base, environ, asked_nodes)
+        return cluster_of_slurm(context, deployment, base, environ, nodes)
     if target != DIRECT or base is None:
         return None
     from madlite.platforms.kubernetes.context import cluster_of_pods

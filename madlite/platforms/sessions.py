@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import selectors
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from madlite.cancellation import ActionGate
 from madlite.errors import RuntimeProblem
 from madlite.files import Folder, copy_inside
-from madlite.model import Action, Cause, Mount, RunPlan
+from madlite.model import Action, Cause, Chunk, Mount, RunPlan
 from madlite.store.folder import VIEW, WORK
 
 
@@ -19,6 +22,9 @@ def cwd_of(plan: RunPlan, action: Action, *, inside: bool) -> PurePosixPath:
     """Return the folder that an action starts in, as its command sees it: `inside` its container, or on the machine."""
     workspace, folder = (plan.inside, plan.folder_inside) if inside else (str(plan.workspace), str(plan.folder))
     return PurePosixPath(workspace, action.cwd.replace("{folder}", folder))
+
+
+READ_BYTES = 1 << 18
 
 
 class GatedSession(ABC):
@@ -54,6 +60,20 @@ class GatedSession(ABC):
                 self._gate.abandoned.set()
 
 
+def read_pipes(pipes: selectors.BaseSelector, wait_s: float) -> Iterator[Chunk]:
+    """Yield what comes by pipes, waiting so long for it; one that ends is dropped.
+
+    The data of a pipe are its node and stream; without any it carries no output, and is left alone.
+    """
+    for key, _ in pipes.select(wait_s):
+        if key.data is not None:
+            node, stream = key.data
+            if data := os.read(key.fd, READ_BYTES):
+                yield Chunk(data=data, stream=stream, node=node)
+            else:
+                pipes.unregister(key.fileobj)
+
+
 # Mounts of a plan's container: the workspace, the run's own work folder, and the plan's mounts.
 
 
@@ -72,18 +92,28 @@ def container_mounts(plan: RunPlan) -> tuple[Mount, ...]:
     )
 
 
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Say of what cannot be written inside that it, `what`, cannot be.
+
+    Raises:
+        RuntimeProblem: there is such.
+    """
+    try:
+        yield
+    except OSError as error:
+        text = f"{what} cannot be written to: {error.strerror or error}"
+        raise RuntimeProblem(text, cause=Cause.PREPARE) from error
+
+
 def make_mounts(plan: RunPlan) -> tuple[Mount, ...]:
     """Make the folders that the mounts need, as the current user, and return the mounts.
 
     Raises:
         RuntimeProblem: one cannot be made.
     """
-    try:
-        with Folder.open(plan.folder) as home, home.below(WORK, make=True):
-            home.below(f"{VIEW}/{plan.folder.name}", make=True).close()
-    except OSError as error:
-        what = f"the run's folder {plan.folder} cannot be written to: {error.strerror}"
-        raise RuntimeProblem(what, cause=Cause.PREPARE) from error
+    with writing(f"the run's folder {plan.folder}"), Folder.open(plan.folder) as home, home.below(WORK, make=True):
+        home.below(f"{VIEW}/{plan.folder.name}", make=True).close()
     for mount in plan.mounts:
         try:
             if mount.create:

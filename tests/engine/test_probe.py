@@ -16,7 +16,7 @@ from madlite.machine.host import Host
 from madlite.machine.processes import run_processes
 from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
 from madlite.plan.submission import PlannedRun
-from madlite.platforms.host.runtime import HostRuntime, HostSession
+from madlite.platforms.host.runtime import HostRuntime
 from madlite.run import probe_inside
 from madlite.run.instrumentation import LIMIT_S, MOST_BYTES, Instrumentation, ProbedFacts, probe, read_answer
 from tests.factories import make_plan
@@ -250,13 +250,9 @@ def named_python(tmp_path: Path, python: str) -> tuple[ProbedFacts, list[Path]]:
     workspace = tmp_path / "w"
     plan = make_plan(workspace, id=f"probe-{os.getpid()}", templates=(FileTemplate(path="run.sh", template="x"),))
     before = set(workspace.rglob("*"))
-    env = {**os.environ, "MADLITE_PYTHON": python}
-    session = HostSession(plan.id, workspace, plan.folder, env, 1.0)
-    try:
+    with HostRuntime({**os.environ, "MADLITE_PYTHON": python}).open(plan) as session:
         inside = probe(session, plan, Action(kind="run", argv=("true",)))
         assert not [process for process in run_processes(plan.id, plan.folder) if process.name == "sleep"]
-    finally:
-        session.close()
     return inside, sorted(set(workspace.rglob("*")) - before)
 
 
@@ -304,8 +300,8 @@ def test_in_a_real_process_it_leaves_nothing_behind_and_trips_over_no_file_of_th
         subprocess.run([*git, *words], check=True)
     (workspace / "tracked").write_text("2")
     before = sorted(path for path in workspace.rglob("*"))
-    session = HostSession(plan.id, workspace, plan.folder, {**os.environ, "NCCL_DEBUG": "INFO"}, 1.0)
-    inside = probe(session, plan, Action(kind="run", argv=("true",)))
+    with HostRuntime({**os.environ, "NCCL_DEBUG": "INFO"}).open(plan) as session:
+        inside = probe(session, plan, Action(kind="run", argv=("true",)))
     assert inside.notes == ()
     assert inside.repositories[str(workspace.resolve())].endswith(" (changed)")
     assert inside.environment["NCCL_DEBUG"] == "INFO" and inside.inside["python"][0] == "3"
@@ -320,8 +316,8 @@ def test_a_probe_that_hangs_is_ended_and_the_session_goes_on(tmp_path: Path, mon
     monkeypatch.setattr(module, "LIMIT_S", 0.5)
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
     monkeypatch.setattr(module.probe_inside, "__file__", str(tmp_path / "slow.py"))
-    session = HostSession(plan.id, plan.workspace, plan.folder, dict(os.environ), 0.5)
-    assert probe(session, plan, Action(kind="run", argv=("true",))).notes != ()
     said: list[bytes] = []
-    ended = session.run(Action(kind="run", argv=("echo", "on")), lambda chunk: said.append(chunk.data))
+    with HostRuntime(dict(os.environ)).open(plan) as session:
+        assert probe(session, plan, Action(kind="run", argv=("true",))).notes != ()
+        ended = session.run(Action(kind="run", argv=("echo", "on")), lambda chunk: said.append(chunk.data))
     assert (ended.code, b"".join(said)) == (0, b"on\n")

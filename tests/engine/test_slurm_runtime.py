@@ -389,7 +389,7 @@ def test_docker_takes_several_gpus_of_nvidia(engine, base_image, tmp_path):
     )
     container = container_of("docker", plan, {})
     environ = {**os.environ, "DOCKER_HOST": engine}
-    words = ["docker", "create", *(word.replace("{rank}", "0") for word in container.start()[3:])]
+    words = ["docker", "create", *(word.replace("{rank}", "0") for word in container.start[3:])]
     words = [word for word in words if not word.startswith("{rdma}")]
     words = [word.replace("{gpus 0,3 }", "").replace("{ids}", "0,3") for word in words]  # as agent.sh has it
     started = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)

@@ -18,7 +18,7 @@ from madlite.model import EngineOptions, Gpu, Image, Machine, Place
 from madlite.platforms.registry import preemption_here
 from madlite.platforms.slurm import containers
 from madlite.platforms.slurm.allocation import allocation_of
-from madlite.platforms.slurm.containers import VARIABLE, container_of
+from madlite.platforms.slurm.containers import VARIABLE, Container, container_of
 from madlite.platforms.slurm.runtime import SlurmRuntime
 from madlite.platforms.slurm.session import SlurmSession
 from tests.factories import make_plan
@@ -42,7 +42,7 @@ def plan(tmp_path: Path):
 
 def test_docker_on_a_node_is_asked_for_what_the_engine_would_be(plan) -> None:
     container = container_of("docker", plan, {"MADLITE_CONTAINER_OPTIONS": "--log-driver none"})
-    words = container.start()
+    words = [*container.start]
     assert words[:3] == ["docker", "run", "--detach"] and words[-2:] == ["rocm/train:v1", "infinity"]
     text = " ".join(words)
     for part in (
@@ -56,8 +56,8 @@ def test_docker_on_a_node_is_asked_for_what_the_engine_would_be(plan) -> None:
         f"--volume {plan.workspace}:{plan.inside}/",
     ):
         assert part in text, part
-    assert container.enter() == ["docker", "exec", "madlite-r1-{rank}"]
-    assert container.remove() == ["docker", "rm", "--force", "--volumes", "madlite-r1-{rank}"]
+    assert container.enter == ("docker", "exec", "madlite-r1-{rank}")
+    assert container.remove == ("docker", "rm", "--force", "--volumes", "madlite-r1-{rank}")
 
 
 @pytest.mark.host
@@ -76,7 +76,7 @@ def started_with(container, given: dict[str, str], part: str) -> list[str]:
 
 def said_of(container, given: dict[str, str]) -> str:
     """Return what node 1 prints where the start of a container prints its words, and fails."""
-    words = ["keep", "0", "--", "true", "--", "bash", "-c", 'printf "%s\n" "$@"; exit 1', "x", *container.start()]
+    words = ["keep", "0", "--", "true", "--", "bash", "-c", 'printf "%s\n" "$@"; exit 1', "x", *container.start]
     return agent("/none", "1", *words, environ={"PATH": os.environ["PATH"], **given}).stdout
 
 
@@ -86,7 +86,7 @@ def test_each_node_s_container_has_the_gpus_that_slurm_gives_it_there(plan) -> N
     devices = ("/dev/fuse", "/dev/kfd", "/dev/dri/renderD130", "/dev/dri/renderD131")
     place = replace(plan.place, gpus_per_node=2, gpu_ids=(2, 3))
     container = container_of("docker", replace(plan, machine=machine, devices=devices, place=place), {})
-    assert "--device=/dev/kfd" in container.start()
+    assert "--device=/dev/kfd" in container.start
     for given, minors in (
         ({}, (130, 131)),
         ({"ROCR_VISIBLE_DEVICES": "0,1,2,3"}, (130, 131)),
@@ -129,10 +129,10 @@ def test_a_session_names_the_gpus_that_the_run_has_on_a_node(plan, given, of_pla
     nodes, allocation = plan.folder / "nodes", allocation_of(JOB)
     (nodes / "state").mkdir(parents=True)
     assert allocation is not None
-    session = SlurmSession(plan, allocation, ("n1", "n2"))
+    session = SlurmSession(plan, allocation, ("n1", "n2"), Container(), {})
     environ = {"PATH": os.environ["PATH"], **given}
     assert session.gpu_ids(1) is None
-    start = ["keep", "0", "--", "true", "--", "false", *container_of("docker", plan, {}).start()]
+    start = ["keep", "0", "--", "true", "--", "false", *container_of("docker", plan, {}).start]
     agent(str(nodes), "1", *start, environ=environ)
     assert session.gpu_ids(1) == in_container
     (nodes / "environment").write_text(f"export {of_plan}\n" if of_plan else "")
@@ -149,7 +149,7 @@ def test_apptainer_hands_on_what_hides_the_gpus_of_others(plan, tmp_path) -> Non
     tool.write_text('#!/bin/sh\nenv | grep ENV_\necho "$1 $2"\n')
     tool.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ROCR_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": ""}
-    words = [*container_of("apptainer", plan, {}, "/images/x.sif").enter(), "true"]
+    words = [*container_of("apptainer", plan, {}, "/images/x.sif").enter, "true"]
     done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
     assert done.stdout == "APPTAINERENV_ROCR_VISIBLE_DEVICES=4,5\nexec --no-home\n"
 
@@ -159,7 +159,7 @@ def test_apptainer_hands_on_what_hides_the_gpus_of_others(plan, tmp_path) -> Non
 )
 def test_a_rootless_podman_keeps_the_caller_s_groups(plan, monkeypatch, engine, user, group) -> None:
     monkeypatch.setattr("os.geteuid", lambda: user)
-    words = container_of(engine, plan, {}).start()
+    words = [*container_of(engine, plan, {}).start]
     assert [word for word in words if word.startswith("--group-add")] == [f"--group-add={group}"]
 
 
@@ -255,17 +255,17 @@ def test_images_spelled_alike_have_files_of_their_own(plan) -> None:
 
 @pytest.mark.host
 def test_what_pyxis_unpacked_for_a_run_is_removed_and_nothing_else(plan, tmp_path, enroot) -> None:
-    remove = container_of("pyxis", plan, {}, "/images/x.sqsh").remove()
+    remove = [*container_of("pyxis", plan, {}, "/images/x.sqsh").remove]
     done = agent("/none", "-", "call", *remove, environ=enroot)
     assert done.stdout == "0 0 \n"
     assert (tmp_path / "said").read_text().splitlines()[-1] == "remove --force pyxis_madlite-r1 pyxis_77_madlite-r1"
 
 
 def test_a_container_of_several_nodes_has_the_network_cards_of_its_node(plan) -> None:
-    several = [word for word in container_of("docker", plan, {}).start() if word.startswith("{rdma}")]
+    several = [word for word in container_of("docker", plan, {}).start if word.startswith("{rdma}")]
     assert several == ["{rdma}--device=/dev/infiniband", "{rdma}--cap-add=IPC_LOCK", "{rdma}--ulimit=memlock=-1"]
     alone = replace(plan, place=replace(plan.place, nodes=1))
-    assert "{rdma}" not in " ".join(container_of("docker", alone, {}).start())
+    assert "{rdma}" not in " ".join(container_of("docker", alone, {}).start)
 
 
 @pytest.mark.host
@@ -278,11 +278,11 @@ def test_a_node_without_network_cards_starts_without_them(tmp_path) -> None:
 
 def test_pyxis_is_options_of_srun_and_apptainer_a_command(plan) -> None:
     pyxis = container_of("pyxis", plan, {}, "/images/x.sqsh")
-    assert pyxis.enter() == []
+    assert pyxis.enter == ()
     assert {"--container-image=/images/x.sqsh", "--container-name=madlite-r1", "--container-remap-root"} <= {
-        *pyxis.step_options()
+        *pyxis.step_options
     }
-    apptainer = container_of("apptainer", plan, {}, "/images/x.sif").enter()
+    apptainer = [*container_of("apptainer", plan, {}, "/images/x.sif").enter]
     assert "apptainer exec" in " ".join(apptainer) and "--rocm" in apptainer and apptainer[-1] == "/images/x.sif"
     assert f"{plan.workspace}:{plan.inside}/" in apptainer
 
@@ -387,7 +387,7 @@ exit 1
     plan.folder.mkdir(parents=True, exist_ok=True)
     here = allocation_of({**JOB, "SPUR_PEER_NODES": "a:1,b:1", "PATH": f"{srun.parent}:{os.environ['PATH']}"})
     assert here is not None
-    session = SlurmSession(plan, here, ["a", "b"], container_of("apptainer", plan, {}, "/images/x.sif"))
+    session = SlurmSession(plan, here, ["a", "b"], container_of("apptainer", plan, {}, "/images/x.sif"), {})
     session.open()
     session.close()
 
@@ -411,5 +411,5 @@ for word; do case $word in --nodelist=*) echo "${{word#*=}}" >>"{tmp_path}/steps
     srun.chmod(0o755)
     here = allocation_of({**JOB, "SPUR_PEER_NODES": "a:1,b:1", "PATH": f"{srun.parent}:{os.environ['PATH']}"})
     assert here is not None
-    SlurmSession(plan, here, ["a", "b"])._signal("INT")
+    SlurmSession(plan, here, ["a", "b"], Container(), {})._signal("INT")
     assert (tmp_path / "steps").read_text().split() == steps

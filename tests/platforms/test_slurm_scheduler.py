@@ -42,7 +42,8 @@ def site(tmp_path):
 
     environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "USER": "me", "HF_TOKEN": "hf_secret"}
     pauses: list[float] = []
-    slurm = Slurm(Cluster(), environ, sleep=pauses.append, limit_s=5.0)
+    slurm = Slurm(Cluster(), environ)
+    slurm.sleep, slurm.limit_s = pauses.append, 5.0
     return command, slurm, lambda: (tmp_path / "calls").read_text().splitlines(), pauses
 
 
@@ -128,9 +129,9 @@ def test_a_controller_that_is_down_is_unreachable(site):
         slurm.queue(["1"])
 
 
-def test_a_command_that_hangs_is_given_up(site, tmp_path):
-    command, _, _, pauses = site
-    slurm = Slurm(Cluster(), {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, sleep=pauses.append, limit_s=0.3)
+def test_a_command_that_hangs_is_given_up(site):
+    command, slurm, _, _ = site
+    slurm.limit_s = 0.3
     command("sbatch", "sleep 60; echo 5")
     with pytest.raises(Unreachable, match="no answer in time"):
         slurm.submit_file(Path("job.sh"))

@@ -16,7 +16,7 @@ from madlite.errors import UsageProblem
 from madlite.jobs.submission import read_stored
 from madlite.model import to_json
 from madlite.plan.cluster import Cluster, SlurmSettings
-from madlite.plan.submission import JobRun, JobScript, Submission
+from madlite.plan.submission import JobRun, JobScript, ScriptInputs, Submission
 from madlite.platforms.slurm.script import slurm_script, step_of_a_job
 from tests.rows import each_row
 
@@ -77,7 +77,11 @@ def submission(count: int) -> Submission:
 def script(cluster: Cluster = CLUSTER, count: int = 1, first: int = 1, workspace: str = "/shared/it's here") -> str:
     job = JobScript(number=1, name="madlite-S-1", first=first, count=count, nodes=4, gpus=2)
     workspace = workspace.replace(" ", "_").replace("'", "_")
-    return slurm_script(cluster, submission(first + count - 1), job, Path(workspace), [template_root(None)])
+    return written(submission(first + count - 1), job, workspace, cluster)
+
+
+def written(asked: Submission, job: JobScript, workspace: str, cluster: Cluster = CLUSTER) -> str:
+    return slurm_script(cluster, ScriptInputs(asked, job, (), Path(workspace), [template_root(None)]))
 
 
 def directives(text: str) -> dict[str, str]:
@@ -135,7 +139,7 @@ def test_an_element_of_an_array_takes_the_plan_of_its_own_number():
 def test_added_columns_reach_the_run_in_the_job():
     asked = replace(submission(1), columns=("cause", "suspect"))
     job = JobScript(number=1, name="madlite-S-1", first=1, count=1, nodes=4, gpus=2)
-    text = slurm_script(CLUSTER, asked, job, Path("/shared"), [template_root(None)])
+    text = written(asked, job, "/shared")
     command = text.splitlines()[-1]
     assert command.endswith('run --plan "$plan" --no-rows --add-column cause --add-column suspect --once'), command
     assert script().splitlines()[-1].endswith('run --plan "$plan" --no-rows --once')
@@ -163,14 +167,14 @@ def test_the_script_is_clean_for_shellcheck(count):
 )
 def test_a_folder_of_any_name_is_one_of_a_directive(workspace, output):
     job = JobScript(number=1, name="n", first=1, count=2, nodes=1, gpus=0)
-    text = slurm_script(CLUSTER, submission(2), job, Path(workspace), [template_root(None)])
+    text = written(submission(2), job, workspace)
     assert directives(text)["output"] == output
 
 
 def test_a_folder_that_a_directive_cannot_name_is_refused():
     job = JobScript(number=1, name="n", first=1, count=1, nodes=1, gpus=0)
     with pytest.raises(UsageProblem, match="writes no output"):
-        slurm_script(CLUSTER, submission(1), job, Path('/shared/"my"'), [template_root(None)])
+        written(submission(1), job, '/shared/"my"')
 
 
 @each_row(

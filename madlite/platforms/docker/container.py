@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from madlite.errors import RuntimeProblem
-from madlite.images.client import Client, error_text
+from madlite.images.client import Client, error_text, unless_refused
 from madlite.model import Action, Cause, JobOutcome, Value
 from madlite.store.folder import FOLDER_LABEL, KEPT_LABEL, RUN_LABEL
 
@@ -62,33 +61,15 @@ def stays_alive(client: Client, container: str, limit_s: float) -> bool:
     return False
 
 
-@contextmanager
-def gone_is_fine() -> Iterator[None]:
-    """Let a container be gone or ended already, or its removal be under way."""
-    import docker.errors
-
-    try:
-        yield
-    except docker.errors.APIError as error:
-        if error.status_code not in (404, 409):
-            raise
-
-
 def kill(client: Client, container: str) -> None:
     """Kill a container; one that is gone or has ended is fine."""
-    with gone_is_fine():
-        client.kill(container)
+    unless_refused(lambda: client.kill(container), 404, 409)
 
 
 def last_output(client: Client, container: str) -> str:
     """Return the last lines of a container's own output, "" where they cannot be had."""
-    import docker.errors
-
-    try:
-        text = client.logs(container, tail=3).decode("utf-8", "replace").strip()
-    except docker.errors.APIError:  # it is gone
-        return ""
-    return " | ".join(text.split("\r\n"))
+    said = unless_refused(lambda: client.logs(container, tail=3)) or b""
+    return " | ".join(said.decode("utf-8", "replace").strip().split("\r\n"))
 
 
 def gone(client: Client, container: Container, action: Action) -> RuntimeProblem:
@@ -141,12 +122,8 @@ def state_of(client: Client, container: str) -> dict[str, Any] | None:
 
     Format: https://docs.docker.com/reference/api/engine (ContainerInspect, State).
     """
-    import docker.errors
-
-    try:
-        return dict(client.inspect_container(container)["State"])
-    except docker.errors.NotFound:
-        return None
+    found = unless_refused(lambda: client.inspect_container(container), 404)
+    return dict(found["State"]) if found is not None else None
 
 
 def outcome_of(state: Mapping[str, Any]) -> JobOutcome:

@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -54,21 +54,10 @@ def size(text: str) -> int:
     return int(float(found["number"]) * 1024 ** _POWERS[found["unit"].lower()])
 
 
-def nano_cpus(text: str) -> int:
-    """Return billionths of a CPU: `1.5`."""
-    return int(float(text) * 1_000_000_000)
-
-
-def pair(text: str) -> dict[str, str]:
+def pair(text: str, sign: str = "=") -> dict[str, str]:
     """Return one entry of a table: `key=value`, or `key` alone."""
-    key, _, value = text.partition("=")
+    key, _, value = text.partition(sign)
     return {key: value}
-
-
-def tmpfs(text: str) -> dict[str, str]:
-    """Return one entry of the tmpfs table: `/run:size=64m`."""
-    target, _, options = text.partition(":")
-    return {target: options}
 
 
 def ulimit(text: str) -> dict[str, Json]:
@@ -146,8 +135,8 @@ def bind(text: str) -> str:
 
 def security_option(text: str, workspace: Path) -> str:
     """Return a security option; a seccomp profile is sent as its content, not its path."""
-    path = seccomp_file(text)
-    if not path:
+    kind, _, path = text.partition("=")
+    if kind != "seccomp" or path in ("unconfined", "builtin"):
         return text
     try:
         profile = read_as_spelled(workspace / path, workspace, limit_bytes=_LARGEST_BYTES)
@@ -156,12 +145,6 @@ def security_option(text: str, workspace: Path) -> str:
         raise ValueError(f"seccomp profile {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"seccomp profile {path} is no JSON: {error}") from error
-
-
-def seccomp_file(text: str) -> str:
-    """Return the file that a security option names, "" for one that names none."""
-    kind, _, path = text.partition("=")
-    return "" if kind != "seccomp" or path in ("unconfined", "builtin") else path
 
 
 def variable(text: str, environ: Mapping[str, str]) -> dict[str, EnvValue]:
@@ -264,7 +247,7 @@ OPTIONS = (
     Option("-e --env", "Env", kind="table"),
     Option("-v --volume", "HostConfig.Binds", bind, kind="list"),
     Option("--mount", "HostConfig.Mounts", mount, kind="list"),
-    Option("--tmpfs", "HostConfig.Tmpfs", tmpfs, kind="table"),
+    Option("--tmpfs", "HostConfig.Tmpfs", partial(pair, sign=":"), kind="table"),  # /run:size=64m
     Option("--volumes-from", "HostConfig.VolumesFrom", kind="list"),
     Option("--device", "HostConfig.Devices", device, kind="list"),
     Option("--device-cgroup-rule", "HostConfig.DeviceCgroupRules", kind="list"),
@@ -287,7 +270,7 @@ OPTIONS = (
     Option("--pids-limit", "HostConfig.PidsLimit", int),
     Option("--ulimit", "HostConfig.Ulimits", ulimit, kind="list"),
     Option("--sysctl", "HostConfig.Sysctls", pair, kind="table"),
-    Option("--cpus", "HostConfig.NanoCpus", nano_cpus),
+    Option("--cpus", "HostConfig.NanoCpus", lambda text: int(float(text) * 1_000_000_000)),
     Option("-c --cpu-shares", "HostConfig.CpuShares", int),
     Option("--cpu-period", "HostConfig.CpuPeriod", int),
     Option("--cpu-quota", "HostConfig.CpuQuota", int),
@@ -438,17 +421,12 @@ KEEPER = ["cat"]  # waits on its terminal for ever: the container lives until it
 
 def masked_request(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, Json]:
     """Return the request for people: secrets as `***`, and the name the container gets if it is free."""
-    return {"Name": container_name(plan), **_request(plan, environ, mask_values)}
+    return {"Name": container_name(plan), **full_request(plan, environ, mask_values)}
 
 
 def container_name(plan: RunPlan) -> str:
     """Return the name the container gets where it is free, in the characters docker takes."""
     return re.sub(r"[^a-zA-Z0-9_.-]", "_", plan.name) or f"madlite-{plan.id}"
-
-
-def full_request(plan: RunPlan, environ: Mapping[str, str]) -> dict[str, Json]:
-    """Return the request with its secrets, for the engine alone."""
-    return _request(plan, environ, reveal)
 
 
 def request_secrets(plan: RunPlan, environ: Mapping[str, str]) -> tuple[Secret, ...]:
@@ -488,9 +466,12 @@ def _words(options: str) -> list[str]:
     return []
 
 
-def _request(
-    plan: RunPlan, environ: Mapping[str, str], show: Callable[[Mapping[str, EnvValue]], Mapping[str, EnvValue | str]]
+def full_request(
+    plan: RunPlan,
+    environ: Mapping[str, str],
+    show: Callable[[Mapping[str, EnvValue]], Mapping[str, EnvValue | str]] = reveal,
 ) -> dict[str, Json]:
+    """Return the request with its secrets, for the engine alone; `show` is what becomes of them."""
     if plan.image is None:
         raise UsageProblem(f"card '{plan.card.name}' names no image to run in", "--image REF names one")
     body: dict[str, Json] = {

@@ -24,6 +24,7 @@ from madlite.images.client import (
     error_text,
     explained,
     translate_gpu_requests,
+    unless_refused,
     why_unavailable,
 )
 from madlite.images.image import prepare_image
@@ -33,7 +34,6 @@ from madlite.platforms.docker.container import (
     STAMP,
     Container,
     Labelled,
-    gone_is_fine,
     labelled,
     last_output,
     outcome_of,
@@ -43,7 +43,7 @@ from madlite.platforms.docker.container import (
 )
 from madlite.platforms.docker.request import container_name, full_request, masked_request
 from madlite.platforms.docker.session import DockerSession
-from madlite.platforms.sessions import make_mounts
+from madlite.platforms.sessions import make_mounts, writing
 from madlite.store.folder import FOLDER_LABEL, RUN_LABEL, WORK
 
 # Create and start a plan's container, and leave nothing of it behind.
@@ -91,12 +91,8 @@ def _started(client: Client, request: dict[str, Json], plan: RunPlan) -> str:
 def _make_folders(plan: RunPlan) -> None:
     """Make the host's folders that mounts want: the engine would make them root's."""
     make_mounts(plan)
-    try:
-        with Folder.open(plan.folder) as home, home.below(WORK) as work:  # what changes after it is the run's
-            os.close(work.create(STAMP))
-    except OSError as error:
-        what = f"the run's folder {plan.folder} cannot be written to: {error.strerror}"
-        raise RuntimeProblem(what, cause=Cause.PREPARE) from error
+    with writing(f"the run's folder {plan.folder}"), Folder.open(plan.folder) as home, home.below(WORK) as work:
+        os.close(work.create(STAMP))  # what changes after it is the run's
 
 
 def _rocm_path(client: Client, plan: RunPlan) -> list[str]:
@@ -131,8 +127,7 @@ def remove_container(client: Client, container: str) -> None:
 
     Its own process only waits, and stopping it would kill what else is there as well.
     """
-    with gone_is_fine():
-        client.remove_container(container, v=True, force=True)
+    unless_refused(lambda: client.remove_container(container, v=True, force=True), 404, 409)
 
 
 _OWN_PIDS = (None, "", "private")  # of a container with a process table of its own: as docker says it, and as podman
@@ -144,12 +139,9 @@ def attached(client: Client, handle: str) -> Container:
     Raises:
         RuntimeProblem: there is no such container of ours.
     """
-    import docker.errors
-
-    try:
-        found = client.inspect_container(handle)
-    except docker.errors.NotFound as error:
-        raise RuntimeProblem(f"container {handle[:12]} is gone", cause=Cause.PREPARE) from error
+    found = unless_refused(lambda: client.inspect_container(handle), 404)
+    if found is None:
+        raise RuntimeProblem(f"container {handle[:12]} is gone", cause=Cause.PREPARE)
     config = found["Config"]
     if RUN_LABEL not in (config.get("Labels") or {}):
         raise RuntimeProblem(f"container {handle[:12]} was not started by madlite", cause=Cause.PREPARE)

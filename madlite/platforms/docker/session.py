@@ -19,11 +19,11 @@ from typing import Any
 
 from madlite.cancellation import STOPPED
 from madlite.errors import RuntimeProblem
-from madlite.images.client import ANSWER_LIMIT_S, API_LIMIT_S, Client, connected, error_text, explained
+from madlite.images.client import ANSWER_LIMIT_S, API_LIMIT_S, Client, connected, explained, unless_refused
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, Exit, Sink
 from madlite.platforms.docker import container as containers
 from madlite.platforms.docker.container import Container, restore_ownership, run_as_root, start_failure, state_of
-from madlite.platforms.sessions import GatedSession
+from madlite.platforms.sessions import READ_BYTES, GatedSession
 from madlite.secrets import reveal
 
 # One process the engine started inside a container.
@@ -33,7 +33,6 @@ from madlite.secrets import reveal
 # Format: the engine's multiplexed stream, frames of an 8-byte head (kind, three zeros, length as big-endian 32 bits)
 # and that many bytes; https://docs.docker.com/reference/api/engine (ContainerAttach, stream format).
 HEAD_BYTES = 8
-READ_BYTES = 1 << 18
 STDERR = 2
 
 
@@ -165,12 +164,7 @@ class Exec:
         return self._host_pid
 
     def _inspect(self) -> dict[str, Any]:
-        import docker.errors
-
-        try:
-            found = dict(self._client.exec_inspect(self._id))
-        except docker.errors.NotFound:
-            return {}
+        found: dict[str, Any] = unless_refused(lambda: self._client.exec_inspect(self._id), 404) or {}
         self._host_pid = int(found.get("Pid") or 0) or self._host_pid  # the engine forgets it when the process ends
         return found
 
@@ -236,16 +230,12 @@ def end_workload(client: Client, container: str, session: str, grace_s: float, e
 
 def send(client: Client, container: str, name: str, session: str = "") -> int:
     """Send one signal; 0 when something got it, 1 when nothing is left, else what the engine made of the attempt."""
-    import docker.errors
-
-    try:
-        code, _ = run_as_root(client, container, ["/bin/sh", "-c", _SCRIPT, "sh", name, session])
-    except docker.errors.APIError as error:  # the container ended meanwhile
-        _LOG.debug("no %s for %s: %s", name, container, error_text(error))
+    done = unless_refused(lambda: run_as_root(client, container, ["/bin/sh", "-c", _SCRIPT, "sh", name, session]))
+    if done is None:  # the container ended meanwhile
         return _NOTHING_LEFT
-    if code in (126, 127):  # other codes: the attempt itself was killed with the container
+    if done[0] in (126, 127):  # other codes: the attempt itself was killed with the container
         _LOG.warning("%s cannot be sent inside container %s (no /bin/sh?): it will be killed", name, container[:12])
-    return code
+    return done[0]
 
 
 # A short command beside what runs in a container: bounded in time, in size, and without a trace once it ended.
@@ -264,28 +254,6 @@ code=$?
 kill "$timer" 2> /dev/null
 exit "$code"
 """
-
-
-def probe(environ: Mapping[str, str], container: str, argv: Sequence[str], limit_s: float) -> Completed:
-    """Run a command in a container as its root and return what it printed; soon after `limit_s` it ends in any case.
-
-    Raises:
-        RuntimeProblem: it cannot be started there.
-    """
-    command = ("/bin/sh", "-c", _LIMITED, "sh", str(max(1, math.ceil(limit_s))), *argv)
-    output = {1: bytearray(), 2: bytearray()}
-
-    def collect(data: bytes, stream: int) -> None:
-        output[stream].extend(data[: PROBE_BYTES - len(output[stream])])
-
-    with connected(environ, ANSWER_LIMIT_S) as client:
-        _check_running(client, container)
-        running = Exec(client, container, command, "/", {}, user="0")
-        code = _read_until(time.monotonic() + limit_s, running, running.start(), Frames(collect))
-    out, err = map(bytes, output.values())
-    if message := start_failure(code, out or err):
-        raise RuntimeProblem(f"its container cannot start a command: {message}", cause=Cause.PREPARE)
-    return Completed(code=code, stdout=out, stderr=err)
 
 
 def _check_running(client: Client, container: str) -> None:
@@ -352,12 +320,25 @@ class DockerSession(GatedSession):
         return Exit(code=code, duration_s=time.monotonic() - begun, timed_out=expired.is_set())
 
     def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
-        """Run a short command in the container as its root, over a connection of its own.
+        """Run a short command in the container as its root, over a connection of its own; soon after `limit_s` it ends.
 
         Raises:
             RuntimeProblem: nothing can be started in it: it is paused, gone, or the engine does not answer.
         """
-        return probe(self._environ, self.handle, argv, limit_s)
+        command = ("/bin/sh", "-c", _LIMITED, "sh", str(max(1, math.ceil(limit_s))), *argv)
+        output = {1: bytearray(), 2: bytearray()}
+
+        def collect(data: bytes, stream: int) -> None:
+            output[stream].extend(data[: PROBE_BYTES - len(output[stream])])
+
+        with connected(self._environ, ANSWER_LIMIT_S) as client:
+            _check_running(client, self.handle)
+            running = Exec(client, self.handle, command, "/", {}, user="0")
+            code = _read_until(time.monotonic() + limit_s, running, running.start(), Frames(collect))
+        out, err = map(bytes, output.values())
+        if message := start_failure(code, out or err):
+            raise RuntimeProblem(f"its container cannot start a command: {message}", cause=Cause.PREPARE)
+        return Completed(code=code, stdout=out, stderr=err)
 
     def stop(self, grace_s: float) -> None:
         """End the running action, as every session does.

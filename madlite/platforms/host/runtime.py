@@ -39,9 +39,7 @@ from madlite.model import (
     PROBE_BYTES,
     Action,
     Cause,
-    Chunk,
     Completed,
-    EnvValue,
     Exit,
     ImageUsed,
     JobOutcome,
@@ -50,13 +48,12 @@ from madlite.model import (
     Problem,
     RunPlan,
     Say,
-    Secret,
     Sink,
     Traits,
 )
 from madlite.platforms.host import supervisor as host_supervisor
-from madlite.platforms.sessions import GatedSession, cwd_of
-from madlite.secrets import MASK, reveal
+from madlite.platforms.sessions import GatedSession, cwd_of, read_pipes
+from madlite.secrets import mask_values, reveal
 
 # A run's processes on this machine, one action after the other.
 
@@ -73,15 +70,9 @@ class HostAction:
     """
 
     def __init__(
-        self,
-        environ: Mapping[str, str],
-        run: str,
-        cpus: Collection[int],
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        cwd: Path,
+        self, environ: Mapping[str, str], cpus: Collection[int], argv: Sequence[str], env: Mapping[str, str], cwd: Path
     ) -> None:
-        """Start a supervisor with the environment `environ`, kept to `cpus`; `run` is what people see of it.
+        """Start a supervisor with the environment `environ`, kept to `cpus`; people see the run's id of it.
 
         It starts the command as the leader of its own session, without standard input and with no environment but
         `env`.
@@ -90,7 +81,7 @@ class HostAction:
             OSError: it cannot be started, or is nothing that a process can be given.
         """
         report, report_to = os.pipe()
-        program = [sys.executable or _PYTHON, "-I", "-S", host_supervisor.__file__, str(report_to), run]
+        program = [sys.executable or _PYTHON, "-I", "-S", host_supervisor.__file__, str(report_to), environ[RUN_MARK]]
         try:
             started = process.start(program, env=environ, cwd=Path("/"), stdin=subprocess.PIPE, pass_fds=(report_to,))
         except BaseException:
@@ -187,10 +178,8 @@ class HostAction:
                 self._supervisor.stdin.close()
 
 
-READ_BYTES = 1 << 18
 POLL_S = 0.1
 IDLE_S = 0.5  # between two looks at whether a command is abandoned: its output and its end are told at once
-_REPORT = 0  # in the place of a stream's number
 DRAIN_QUIET_S = 2.0  # after the process ended: no output this long, and a child that holds the pipe is left alone
 DRAIN_LIMIT_S = 10.0
 SHOWN = 8  # processes that are named
@@ -200,6 +189,10 @@ LOST = (
     "the process that keeps the run's processes together was killed: what had left its session with an empty "
     "environment may go on"
 )
+
+
+_AFTER_INT = (signal.SIGTERM, signal.SIGKILL)
+_Start = Callable[[Action], tuple[Sequence[str], Path]]
 
 
 class HostSession(GatedSession):
@@ -213,30 +206,18 @@ class HostSession(GatedSession):
     shell: str = ""
 
     def __init__(
-        self,
-        run_id: str,
-        workspace: Path,
-        folder: Path,
-        env: Mapping[str, str],
-        grace_s: float,
-        environ: Mapping[str, str] | None = None,
-        start: Callable[[Action], tuple[Sequence[str], Path]] | None = None,
-        cpus: Collection[int] = (),
+        self, plan: RunPlan, environ: Mapping[str, str], env: Mapping[str, str], start: _Start, cpus: Collection[int]
     ) -> None:
-        """Make a session; `start` tells an action's command and the folder it starts in, where they are not its own.
+        """Make a session of actions with `env`, and of supervisors and probes with `environ`.
 
-        Its processes are kept to `cpus`, where some are named.
+        `start` tells an action's command and the folder it starts in.  Its processes are kept to `cpus`, where some
+        are named.
         """
-        super().__init__(workspace, grace_s)
-        self.handle = str(folder)
-        self._run_id = run_id
-        self._folder = folder
-        self._env = env
-        self._environ = env if environ is None else environ
-        labels = {RUN_MARK: run_id, FOLDER_MARK: str(folder), SUPERVISOR_MARK: "1"}
-        keep = {KEPT_MARK: env[KEPT_MARK]} if KEPT_MARK in env else {}
-        self._supervisor_env = {**self._environ, **labels, **keep}
-        self._command = start or self._own
+        super().__init__(plan.workspace, plan.stop_grace_s)
+        self.handle = str(plan.folder)
+        self._run_id, self._folder = plan.id, plan.folder
+        self._env, self._environ, self._command = env, environ, start
+        self._supervisor_env = {**environ, **_marks(plan), SUPERVISOR_MARK: "1"}
         self._actions: list[HostAction] = []  # the last one may be running; of others something may be left
         self._cpus = cpus
 
@@ -289,7 +270,7 @@ class HostSession(GatedSession):
         argv, cwd = self._command(action)
         try:
             env = {**self._env, **reveal(action.env)}
-            self._actions.append(HostAction(self._supervisor_env, self._run_id, self._cpus, argv, env, cwd))
+            self._actions.append(HostAction(self._supervisor_env, self._cpus, argv, env, cwd))
         except (OSError, ValueError) as error:  # also a word that is no text of this system
             place = f"folder {cwd}" if not cwd.is_dir() else f"command '{argv[0]}'"
             why = error.strerror if isinstance(error, OSError) else error
@@ -297,25 +278,18 @@ class HostSession(GatedSession):
             raise RuntimeProblem(what, cause=Cause.PREPARE) from error
         return self._actions[-1]
 
-    def _own(self, action: Action) -> tuple[Sequence[str], Path]:
-        return action.argv, self._workspace / action.cwd.replace("{folder}", str(self._folder))
-
     def _pump(self, running: HostAction, out: Sink) -> None:
         """Pass the output on until both pipes end; a child that outlives the process cannot hold them for ever."""
         last_s, ended_s = time.monotonic(), 0.0
         with selectors.DefaultSelector() as pipes:
             for pipe, stream in ((running.stdout, 1), (running.stderr, 2)):
-                pipes.register(pipe or -1, selectors.EVENT_READ, stream)
-            pipes.register(running.report, selectors.EVENT_READ, _REPORT)
+                pipes.register(pipe or -1, selectors.EVENT_READ, (0, stream))
+            pipes.register(running.report, selectors.EVENT_READ)
             while _is_open(pipes) and not self._gate.abandoned.is_set():
-                ready = [key for key, _ in pipes.select(POLL_S if ended_s else IDLE_S) if key.data != _REPORT]
-                for key in ready:
-                    if data := os.read(key.fd, READ_BYTES):
-                        out(Chunk(data=data, stream=key.data))
-                    else:
-                        pipes.unregister(key.fileobj)
+                for chunk in read_pipes(pipes, POLL_S if ended_s else IDLE_S):
+                    out(chunk)
+                    last_s = time.monotonic()
                 now_s = time.monotonic()
-                last_s = now_s if ready else last_s
                 if running.poll() is not None:
                     if not ended_s:
                         ended_s = now_s
@@ -341,12 +315,12 @@ class HostSession(GatedSession):
             found = (*family, *below, *run_processes(self._run_id, self._folder))
             return list({process.identity: process for process in found}.values())
 
-        end_processes(left, grace_s, (signal.SIGTERM, signal.SIGKILL), self._gate.hurried)
+        end_processes(left, grace_s, _AFTER_INT, self._gate.hurried)
 
 
 def _is_open(pipes: selectors.BaseSelector) -> bool:
     """Return whether output can still come."""
-    return any(key.data != _REPORT for key in pipes.get_map().values())
+    return any(key.data for key in pipes.get_map().values())
 
 
 def _reap(action: HostAction) -> str:
@@ -407,8 +381,7 @@ class CommandRuntime:
         """Return what would be started: the variables that are added, secrets as `***`, and each command's folder."""
         starts = [self._start(plan, action) for action in plan.actions]
         actions: list[Json] = [{"argv": list(argv), "cwd": str(cwd)} for argv, cwd in starts]
-        env = {name: MASK.decode() if isinstance(value, Secret) else value for name, value in _added(plan).items()}
-        return {"env": env, "actions": actions}
+        return {"env": {**mask_values(plan.env), **_marks(plan)}, "actions": actions}
 
     def prepare(self, plan: RunPlan, say: Say) -> ImageUsed:
         """Return that no image is used."""
@@ -417,10 +390,9 @@ class CommandRuntime:
     @contextmanager
     def open(self, plan: RunPlan) -> Iterator[HostSession]:
         """Hold a session open; leaving it ends every process of the run, unless the plan keeps it alive."""
-        env = {**self.environment(plan), **reveal(_added(plan))}
-        start = partial(self._start, plan)
+        env = {**self.environment(plan), **reveal(plan.env), **_marks(plan)}
         cpus = () if self.traits.containerised else cpu_numbers(plan.engine_options.cpuset)
-        session = HostSession(plan.id, plan.workspace, plan.folder, env, plan.stop_grace_s, self._environ, start, cpus)
+        session = HostSession(plan, self._environ, env, partial(self._start, plan), cpus)
         try:
             yield session
         finally:
@@ -434,10 +406,10 @@ class CommandRuntime:
             RuntimeProblem: something of it cannot be ended.
         """
         folder = Path(handle)
-        session = HostSession(folder.name, Path(), folder, self._environ, CANCEL_GRACE_S)
-        session.stop(CANCEL_GRACE_S)
-        if left := run_processes(folder.name, folder):
-            raise RuntimeProblem(f"not ended: {', '.join(map(describe_process, left))}", cause=Cause.PREPARE)
+        left = partial(run_processes, folder.name, folder)
+        end_processes(left, CANCEL_GRACE_S, _AFTER_INT, threading.Event())
+        if remaining := left():
+            raise RuntimeProblem(f"not ended: {', '.join(map(describe_process, remaining))}", cause=Cause.PREPARE)
 
     def outcome(self, handle: str) -> JobOutcome | None:
         """Return that something of a run still runs; nothing of this machine keeps how a run ended."""
@@ -467,6 +439,6 @@ class HostRuntime(CommandRuntime):
     name = "host"
 
 
-def _added(plan: RunPlan) -> dict[str, EnvValue]:
+def _marks(plan: RunPlan) -> dict[str, str]:
     kept = {KEPT_MARK: "1"} if plan.keep_alive else {}
-    return {**plan.env, RUN_MARK: plan.id, FOLDER_MARK: str(plan.folder), **kept}
+    return {RUN_MARK: plan.id, FOLDER_MARK: str(plan.folder), **kept}

@@ -168,7 +168,7 @@ class Api:
         """Make an object, and return it as the server has it."""
         # a field of the user's that Kubernetes does not know would be dropped
         query = [("fieldValidation", "Strict")] if self._settings.pod_patch else []
-        return self._call("POST", _KINDS[body["kind"]], body=body, query=query)
+        return self._call("POST", _KINDS[body["kind"]], body=dict(body), query_params=query)
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return an object, None where there is none."""
@@ -182,7 +182,7 @@ class Api:
     def resume(self, kind: str, name: str) -> None:
         """Let a suspended Job start."""
         patch = {"spec": {"suspend": False}}
-        self._call("PATCH", f"{_KINDS[kind]}/{name}", body=patch, content="application/merge-patch+json")
+        self._call("PATCH", f"{_KINDS[kind]}/{name}", body=patch, content_type="application/merge-patch+json")
 
     def annotate_pods(self, run: str, annotations: Mapping[str, str]) -> None:
         """Add annotations to the pods of a run; one that is gone meanwhile is fine."""
@@ -190,7 +190,7 @@ class Api:
         for pod in self.pods(run):
             try:
                 path = f"{_KINDS['Pod']}/{pod['metadata']['name']}"
-                self._call("PATCH", path, body=patch, content="application/merge-patch+json")
+                self._call("PATCH", path, body=patch, content_type="application/merge-patch+json")
             except Refusal as refusal:
                 if refusal.status != NOT_FOUND:
                     raise
@@ -214,7 +214,7 @@ class Api:
 
     def list_pods(self, run: str) -> tuple[list[dict[str, Any]], str]:
         """Return the pods of a run, and the version from which a watch tells what changes."""
-        found = self._call("GET", _KINDS["Pod"], query=[_of_run(run)], waits=False)
+        found = self._call("GET", _KINDS["Pod"], query_params=[_of_run(run)], waits=False)
         return list(found.get("items") or []), str((found.get("metadata") or {}).get("resourceVersion", ""))
 
     def watch_pods(self, run: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -226,7 +226,7 @@ class Api:
             Refusal: the version is forgotten (410), watching is not allowed, or the connection broke.
         """
         query = [_of_run(run), ("watch", "true"), ("resourceVersion", version), ("timeoutSeconds", str(_WATCH_S))]
-        answer = self._once("GET", _KINDS["Pod"], query=query, stream=True, quiet_s=1.5 * _WATCH_S)
+        answer = self._once("GET", _KINDS["Pod"], query_params=query, stream=True, quiet_s=1.5 * _WATCH_S)
         try:
             with _explained("GET pods", self.namespace):
                 for line in _lines(answer):
@@ -259,7 +259,7 @@ class Api:
         query = [("container", CONTAINER), ("follow", "true"), ("timestamps", "true")]
         query += [("sinceTime", since)] if since else []
         path = f"{_KINDS['Pod']}/{pod}/log"
-        return self._once("GET", path, query=query, stream=True)
+        return self._once("GET", path, query_params=query, stream=True)
 
     def may(self, verb: str, group: str, resource: str) -> bool:
         """Return whether the caller may do something in the namespace; `resource` as `pods` or `pods/log`."""
@@ -282,7 +282,7 @@ class Api:
             return []
 
     def _items(self, path: str, query: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-        return list(self._call("GET", path, query=query).get("items") or [])
+        return list(self._call("GET", path, query_params=list(query)).get("items") or [])
 
     def _call(self, method: str, path: str, *, waits: bool = True, **more: Any) -> dict[str, Any]:
         """Return the answer of a call, tried again while the server is too busy, or does not answer.
@@ -311,27 +311,16 @@ class Api:
             return self._client
 
     def _sent(
-        self,
-        client: Any,
-        method: str,
-        path: str,
-        *,
-        body: Mapping[str, Any] | None = None,
-        query: Sequence[tuple[str, str]] = (),
-        content: str = "application/json",
-        stream: bool = False,
-        quiet_s: float = _QUIET_S,
+        self, client: Any, method: str, path: str, *, stream: bool = False, quiet_s: float = _QUIET_S, **more: Any
     ) -> Any:
         with _explained(f"{method} {path.rpartition('/')[2] if stream else path.rsplit('/', 1)[-1]}", self.namespace):
             answer = client.request(
                 method,
                 path.format(namespace=self.namespace),
-                body=dict(body) if body is not None else None,
-                query_params=list(query),
                 header_params={"Accept": "*/*"},
-                content_type=content,
                 serialize=False,
                 _request_timeout=(_ANSWER_S[0], quiet_s) if stream else _ANSWER_S,
+                **{"content_type": "application/json", **more},
             )
             return answer if stream else answer.data
 

@@ -32,6 +32,11 @@ def key_of(path: str) -> str:
     return f"{hashlib.sha256(path.encode()).hexdigest()[:8]}--{re.sub(r'[^-A-Za-z0-9_.]+', '-', path)[-200:]}"
 
 
+def filled(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table without the keys that have nothing."""
+    return {key: value for key, value in table.items() if value}
+
+
 def content_of(content: Mapping[str, bytes]) -> dict[str, dict[str, str]]:
     """Return the fields of a ConfigMap that has this content: what is no text stands in `binaryData`."""
     data: dict[str, str] = {}
@@ -41,7 +46,7 @@ def content_of(content: Mapping[str, bytes]) -> dict[str, dict[str, str]]:
             data[key] = value.decode()
         except UnicodeDecodeError:
             binary[key] = b64encode(value).decode()
-    return {"data": data, **({"binaryData": binary} if binary else {})}
+    return {"data": data, **filled({"binaryData": binary})}
 
 
 CONTAINER = "run"
@@ -109,12 +114,9 @@ def make_objects(plan: RunPlan, files: Mapping[str, bytes], settings: Kubernetes
     }
     check_size({name: len(data) for name, data in {**scripts, **files}.items()}, f"run {plan.id}")
     content = {**scripts, **{key_of(path): data for path, data in files.items()}}
-    metadata: dict[str, Any] = {"name": name, "labels": _labels(plan, settings)}
-    if settings.namespace:
-        metadata["namespace"] = settings.namespace
-    if settings.annotations:
-        metadata["annotations"] = dict(settings.annotations)
-    template = _pod_template(plan, settings, name, sorted(files), secrets, archive)
+    own = {"namespace": settings.namespace, "annotations": settings.annotations}
+    metadata = {"name": name, "labels": _labels(plan, settings), **filled(own)}
+    template = _pod_template(plan, settings, sorted(files), secrets, archive)
     return Objects(
         name=name,
         job=_job(settings, metadata, _job_spec(plan, settings, template)),
@@ -204,17 +206,14 @@ def result_names(plan: RunPlan) -> tuple[str, ...]:
 
 
 def _pod_template(
-    plan: RunPlan,
-    settings: KubernetesSettings,
-    name: str,
-    paths: Sequence[str],
-    secrets: Mapping[str, str],
-    archive: str,
+    plan: RunPlan, settings: KubernetesSettings, paths: Sequence[str], secrets: Mapping[str, str], archive: str
 ) -> dict[str, Any]:
     if plan.image is None:
         raise RuntimeProblem(f"card '{plan.card.name}' names no image", "--image REF names one", cause=Cause.IMAGE)
+    name, grace = job_name(plan.id), _grace(plan)
     mounts, volumes = _volumes(settings, name, paths)
-    grace = _grace(plan)
+    variables = [{"secretRef": {"name": settings.runtime_secret}}] if settings.runtime_secret else []
+    own = {"imagePullPolicy": settings.image_pull_policy, "securityContext": _security(settings)}
     container = {
         "name": CONTAINER,
         "image": plan.image.ref,
@@ -223,13 +222,8 @@ def _pod_template(
         "resources": _resources(plan, settings),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        **filled({"envFrom": variables, **own}),
     }
-    if settings.runtime_secret:
-        container["envFrom"] = [{"secretRef": {"name": settings.runtime_secret}}]
-    if settings.image_pull_policy:
-        container["imagePullPolicy"] = settings.image_pull_policy
-    if security := _security(settings):
-        container["securityContext"] = security
     limit = plan.timeout_s + _LIMIT_MORE_S if plan.timeout_s else _DEADLINE_S
     spec = {
         "restartPolicy": "Never",
@@ -244,8 +238,7 @@ def _pod_template(
     # the Job queues, not its pods; those of Volcano do
     labels = {key: value for key, value in _labels(plan, settings).items() if key != QUEUE}
     queue = {_VOLCANO_QUEUE: settings.queue} if settings.queue and _has_volcano(settings) else {}
-    annotations = {**settings.annotations, **queue}
-    metadata = {"labels": labels, **({"annotations": annotations} if annotations else {})}
+    metadata = {"labels": labels, **filled({"annotations": {**settings.annotations, **queue}})}
     found = patched({"metadata": metadata, "spec": spec}, settings.pod_patch)
     # the labels by which pods are found stay
     template: dict[str, Any] = patched(found, {"metadata": {"labels": {**MANAGED, RUN_LABEL: label_value(plan.id)}}})
@@ -305,13 +298,9 @@ def _grace(plan: RunPlan) -> int:
 
 
 def _security(settings: KubernetesSettings) -> dict[str, Any]:
-    capabilities = list(settings.capabilities)
-    if settings.rdma and "IPC_LOCK" not in capabilities:  # RDMA pins memory
-        capabilities.append("IPC_LOCK")
-    return {
-        **({"privileged": True} if settings.privileged else {}),
-        **({"capabilities": {"add": capabilities}} if capabilities else {}),
-    }
+    pinning = ["IPC_LOCK"] if settings.rdma else []  # RDMA pins memory
+    capabilities = filled({"add": [*dict.fromkeys((*settings.capabilities, *pinning))]})
+    return filled({"privileged": settings.privileged, "capabilities": capabilities})
 
 
 def _placement(settings: KubernetesSettings) -> dict[str, Any]:
@@ -330,7 +319,7 @@ def _placement(settings: KubernetesSettings) -> dict[str, Any]:
         "dnsPolicy": "ClusterFirstWithHostNet" if settings.host_network else "",
         "hostIPC": settings.host_ipc,
     }
-    return {key: value for key, value in given.items() if value}
+    return filled(given)
 
 
 def _affinity(excluded: Sequence[str]) -> dict[str, Any]:
@@ -354,10 +343,7 @@ def _resources(plan: RunPlan, settings: KubernetesSettings) -> dict[str, Any]:
         extended[resource] = str(plan.place.gpus_per_node)
     requests = {"cpu": settings.cpu, "memory": settings.memory, **extended}
     limits = {"cpu": settings.cpu_limit, "memory": settings.memory_limit, **extended}
-    return {
-        "requests": {key: value for key, value in requests.items() if value},
-        "limits": {key: value for key, value in limits.items() if value},
-    }
+    return {"requests": filled(requests), "limits": filled(limits)}
 
 
 def _environment(
@@ -370,7 +356,7 @@ def _environment(
         "MADLITE_LIMIT": str(math.ceil(plan.timeout_s + _LIMIT_SLACK_S) if plan.timeout_s else 0),
         "MADLITE_WORKSPACE": plan.inside,
         "MADLITE_RESULTS": " ".join(result_names(plan)),
-        **({"MADLITE_ARCHIVE": archive} if archive else {}),
+        **filled({"MADLITE_ARCHIVE": archive}),
         "NNODES": str(plan.place.nodes),
         "MASTER_ADDR": f"{name}-0.{name}" if not settings.jobset else f"{name}-{CONTAINER}-0-0.{name}",
     }
@@ -394,9 +380,6 @@ def _volumes(
     settings: KubernetesSettings, name: str, paths: Sequence[str]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return mounts and volumes: script, files, /dev/shm, and those of the settings."""
-    shm: dict[str, Any] = {"medium": "Memory"}
-    if settings.shm_size:
-        shm["sizeLimit"] = settings.shm_size
     scripts = [{"key": key, "path": key} for key in (_SCRIPT, _ACTIONS)]
     items = [{"key": key_of(path), "path": path} for path in paths]
     # a script may start another one of its folder: a ConfigMap does not know which files may be executed
@@ -404,7 +387,7 @@ def _volumes(
     volumes: list[dict[str, Any]] = [
         {"name": "script", "configMap": {"name": name, "items": scripts, "defaultMode": 0o555}},
         {"name": "files", **files},
-        {"name": "shm", "emptyDir": shm},
+        {"name": "shm", "emptyDir": {"medium": "Memory", **filled({"sizeLimit": settings.shm_size})}},
     ]
     mounts: list[dict[str, Any]] = [
         {"name": "script", "mountPath": "/madlite/script", "readOnly": True},
@@ -413,8 +396,8 @@ def _volumes(
     ]
     for number, volume in enumerate(settings.volumes):
         volumes.append({"name": f"volume-{number}", **_source(volume)})
-        mount = {"name": f"volume-{number}", "mountPath": volume.mount, "readOnly": volume.read_only}
-        mounts.append({key: value for key, value in {**mount, "subPath": volume.sub_path}.items() if value})
+        mount = {"name": f"volume-{number}", "mountPath": volume.mount}
+        mounts.append({**mount, **filled({"readOnly": volume.read_only, "subPath": volume.sub_path})})
     return mounts, volumes
 
 
@@ -454,10 +437,10 @@ def _job(settings: KubernetesSettings, metadata: Mapping[str, Any], spec: dict[s
 
     Volcano makes a PodGroup of a Job's pods, of as many as the Job's annotation says.
     """
-    suspended = {"suspend": True} if is_queued(settings) else {}
+    suspended = filled({"suspend": is_queued(settings)})
     gang = {_VOLCANO_MEMBERS: str(spec["completions"])} if _has_volcano(settings) else {}
     if not settings.jobset:
-        own = {**metadata, **({"annotations": {**settings.annotations, **gang}} if gang else {})}
+        own = {**metadata, **filled({"annotations": {**settings.annotations, **gang}})}
         return {"apiVersion": "batch/v1", "kind": "Job", "metadata": own, "spec": {**spec, **suspended}}
     # its own Service has the pods' names, and it restarts nothing
     ttl = spec.pop("ttlSecondsAfterFinished")
@@ -475,7 +458,7 @@ def _job(settings: KubernetesSettings, metadata: Mapping[str, Any], spec: dict[s
                 {
                     "name": CONTAINER,
                     "replicas": 1,
-                    "template": {**({"metadata": {"annotations": gang}} if gang else {}), "spec": spec},
+                    "template": {**filled({"metadata": filled({"annotations": gang})}), "spec": spec},
                 }
             ],
         },

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import asdict, replace
 
@@ -58,12 +58,8 @@ class KubernetesRuntime:
     name = RUNTIME
     traits = Traits(containerised=True, local=False, sees_processes=False, shares_files=False, manifests=True)
 
-    def __init__(
-        self,
-        settings: KubernetesSettings = KubernetesSettings(),  # noqa: B008 - frozen
-        followed: str = "",
-    ) -> None:
-        self.settings, self._followed = settings, followed
+    def __init__(self, settings: KubernetesSettings | None = None, followed: str = "") -> None:
+        self.settings, self._followed = settings or KubernetesSettings(), followed
 
     def supports(self, place: Place) -> bool:
         """Return whether plans for this place can run here."""
@@ -247,7 +243,7 @@ def _wait(api: Api, watch: PodWatch, plan: RunPlan, name: str, settings: Kuberne
     """
     began, told = time.monotonic(), ""
     stands: dict[str, float] = {}
-    resource, count = gpu_resource(plan, settings), plan.place.gpus_per_node
+    gpus, cluster = (gpu_resource(plan, settings), plan.place.gpus_per_node), Questions(api.nodes, api.failed_creations)
     seen, looked_s = watch.wait(0, POLL_S), -math.inf
     while True:
         check()
@@ -257,7 +253,7 @@ def _wait(api: Api, watch: PodWatch, plan: RunPlan, name: str, settings: Kuberne
         if (changes := watch.wait(seen, 0.0)) != seen or now - looked_s >= POLL_S:
             seen, looked_s = changes, now
             _check_job(api, job_kind(settings), name)
-            fault = why_not_started(pods, name, plan.place.nodes, (resource, count), api.nodes, api.failed_creations)
+            fault = why_not_started(pods, name, plan.place.nodes, gpus, cluster)
             if fault is not None:
                 since = stands.setdefault(fault.state + fault.text, now)
                 if fault.lasting and now - since >= (0.0 if fault.cause is Cause.GPUS else _CERTAIN_S):
@@ -282,23 +278,22 @@ def _check_job(api: Api, kind: str, name: str) -> None:
         raise RuntimeProblem(what, "kubectl get events", cause=Cause.PREEMPTED)
 
 
-def why_not_started(
-    pods: Sequence[dict[str, Any]],
-    name: str,
-    wanted: int,
-    gpus: tuple[str, int],
-    nodes: Callable[[], Sequence[dict[str, Any]]],
-    failed_creations: Callable[[], Sequence[dict[str, Any]]],
-) -> Fault | None:
-    """Return the gravest reason why so many pods of a Job have not started; each has a number of a GPU resource.
+class Questions(NamedTuple):
+    """What a cluster is asked only where it matters."""
 
-    `nodes` and `failed_creations` are what the cluster is asked only where it matters.
-    """
+    nodes: Callable[[], Sequence[dict[str, Any]]]
+    failed_creations: Callable[[], Sequence[dict[str, Any]]]
+
+
+def why_not_started(
+    pods: Sequence[dict[str, Any]], name: str, wanted: int, gpus: tuple[str, int], cluster: Questions
+) -> Fault | None:
+    """Return the gravest reason why so many pods of a Job have not started; each has a number of a GPU resource."""
     found = [pending_fault(pod) for pod in pods if not has_started(pod)]
     if gpus[0] and any(fault is not None and fault.state == "Unschedulable" for fault in found):
-        found.append(capacity_fault(nodes(), *gpus, wanted))
+        found.append(capacity_fault(cluster.nodes(), *gpus, wanted))
     if len(pods) < wanted:
-        found.append(creation_fault(failed_creations(), name))
+        found.append(creation_fault(cluster.failed_creations(), name))
     return max(filter(None, found), key=lambda fault: fault.lasting, default=None)
 
 

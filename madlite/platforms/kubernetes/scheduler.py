@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.plan_file import read_plan_file
 from madlite.plan.schedulers import TIMED_OUT, JobEnd, JobState, Refused, Unreachable, cancelled_end
-from madlite.plan.submission import PLANS, JobScript, PlannedRun, Submission, submitted_secrets
+from madlite.plan.submission import PLANS, JobScript, ScriptInputs, submitted_secrets
 from madlite.platforms.kubernetes import faults
 from madlite.platforms.kubernetes.api import Api, Refusal, may_pass
 from madlite.platforms.kubernetes.files import Shipment, ship
@@ -40,7 +40,7 @@ from madlite.platforms.kubernetes.manifests import (
     renamed,
     yaml_of,
 )
-from madlite.platforms.kubernetes.runtime import KubernetesRuntime, create, why_not_started
+from madlite.platforms.kubernetes.runtime import KubernetesRuntime, Questions, create, why_not_started
 from madlite.platforms.kubernetes.settings import may_have, settings_of
 from madlite.store.folder import RUN_LABEL
 
@@ -125,26 +125,17 @@ class Kubernetes:
             what = f"--{name} beside --cluster {self._cluster.name}: Kubernetes starts a Job as soon as there is room"
             raise UsageProblem(what, f"leave --{name} out")
 
-    def script(
-        self,
-        submission: Submission,
-        script: JobScript,
-        planned: Sequence[PlannedRun],
-        workspace: Path,
-        search: Sequence[Path],
-        *,
-        secrets: bool,
-    ) -> str:
+    def script(self, inputs: ScriptInputs) -> str:
         """Return the objects of a run as YAML, secrets masked.
 
         Raises:
             UsageProblem: the run cannot be in pods: its image is to be built, or its files are too large.
         """
-        (planned_run,) = planned
+        (planned_run,) = inputs.planned
         plan = planned_run.plan
         try:
             KubernetesRuntime(self._settings).prepare(plan, lambda text: None)
-            objects, _ = self._objects(script, plan, {file.path: file.data for file in planned_run.files})
+            objects, _ = self._objects(inputs.script, plan, {file.path: file.data for file in planned_run.files})
         except RuntimeProblem as problem:
             raise UsageProblem(f"{plan.card.name}: {problem.message}", problem.hint) from None
         return f"# run {plan.id} of {plan.card.name}, for cluster '{self._cluster.name}'\n{yaml_of(objects)}"
@@ -217,7 +208,7 @@ class Kubernetes:
     def find(self, names: Sequence[str]) -> dict[str, str]:
         """Return the Jobs by the names of their scripts, those whose submission was not finished left out."""
         found: dict[str, str] = {}
-        for job in self._jobs():
+        for job in self._jobs().values():
             name = (job["metadata"].get("labels") or {}).get(JOB_LABEL, "")
             if name in names and self._is_whole(job):
                 found[name] = str(job["metadata"]["name"])
@@ -233,9 +224,9 @@ class Kubernetes:
     @_reached()
     def queue(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return the states of Jobs that are there; one that is over counts until its run is brought here."""
-        there = {str(job["metadata"]["name"]): job for job in self._jobs()}
+        there = self._jobs()
         pods = self._pods_by_run() if there else {}
-        asked = cache(self._api.nodes), cache(self._api.failed_creations)  # once for all of them
+        asked = Questions(cache(self._api.nodes), cache(self._api.failed_creations))  # once for all of them
         found: dict[str, JobState] = {}
         for name in jobs:
             job = there.get(name)
@@ -243,17 +234,10 @@ class Kubernetes:
                 continue
             self._uids[name] = str(job["metadata"]["uid"])
             own = pods.get(job["metadata"]["labels"].get(RUN_LABEL, ""), [])
-            found[name] = self._state(name, job, own, *asked)
+            found[name] = self._state(name, job, own, asked)
         return found
 
-    def _state(
-        self,
-        name: str,
-        job: Mapping[str, Any],
-        pods: Sequence[dict[str, Any]],
-        there: Callable[[], Sequence[dict[str, Any]]],
-        failed_creations: Callable[[], Sequence[dict[str, Any]]],
-    ) -> JobState:
+    def _state(self, name: str, job: Mapping[str, Any], pods: Sequence[dict[str, Any]], cluster: Questions) -> JobState:
         nodes = ",".join(sorted({str(pod["spec"]["nodeName"]) for pod in pods if pod["spec"].get("nodeName")}))
         if _condition(job) or job["metadata"].get("deletionTimestamp"):
             self._ready.add(name)
@@ -266,7 +250,7 @@ class Kubernetes:
         if job["spec"].get("suspend"):
             return JobState(state="PENDING", stage="pending", reason="Suspended")
         gpus = _gpus(job, self._settings)
-        fault = why_not_started(pods, name, wanted, gpus, there, failed_creations)
+        fault = why_not_started(pods, name, wanted, gpus, cluster)
         if fault is not None and fault.lasting:  # who follows it says so, and that ends the run
             self._ready.add(name)
         reason = fault.state if fault is not None else ""
@@ -275,7 +259,7 @@ class Kubernetes:
     @_reached()
     def ended(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return how Jobs ended that nobody could follow, or that were cancelled."""
-        there = {str(job["metadata"]["name"]): job for job in self._jobs()}
+        there = self._jobs()
         found: dict[str, JobState] = {}
         for name in jobs:
             if name in self._cancelled:
@@ -287,11 +271,12 @@ class Kubernetes:
     @_reached()
     def cancel(self, jobs: Sequence[str]) -> None:
         """Delete Jobs; their pods are told why first, for who follows them."""
-        runs = {str(job["metadata"]["name"]): job["metadata"]["labels"].get(RUN_LABEL, "") for job in self._jobs()}
+        there = self._jobs()
         for name in jobs:
-            if name in runs:
+            if name in there:
                 self._cancelled.add(name)
-                self._api.annotate_pods(runs[name], {faults.CANCELLED: "true"})
+                run = there[name]["metadata"]["labels"].get(RUN_LABEL, "")
+                self._api.annotate_pods(run, {faults.CANCELLED: "true"})
                 self._api.delete(self._kind, name)
 
     @_reached()
@@ -309,8 +294,8 @@ class Kubernetes:
         is_to_be_followed = uid and job in ready and job not in self._cancelled
         return KubernetesRuntime(self._settings, uid) if is_to_be_followed else None
 
-    def _jobs(self) -> list[dict[str, Any]]:
-        return self._api.objects(self._kind, MANAGED)
+    def _jobs(self) -> dict[str, dict[str, Any]]:
+        return {str(job["metadata"]["name"]): job for job in self._api.objects(self._kind, MANAGED)}
 
     def _pods_by_run(self) -> dict[str, list[dict[str, Any]]]:
         found: dict[str, list[dict[str, Any]]] = {}

@@ -6,7 +6,7 @@ It is strict: a key that nothing reads is an error.  Keys of madengine 2 are tak
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from madlite.files import wrong_key
 from madlite.model import Json, Secret
 from madlite.plan.cluster import Cluster, KubernetesSettings, check_gpu
 from madlite.plan.context import TABLES, Context, merge
-from madlite.platforms.kubernetes.manifests import CONTAINER, GPU_RESOURCES, own_container, patched
+from madlite.platforms.kubernetes.manifests import CONTAINER, GPU_RESOURCES, filled, own_container, patched
 from madlite.secrets import guard
 
 RUNTIME = "kubernetes"
@@ -31,6 +31,7 @@ _WITHOUT_EFFECT = (
     *("results_storage_size", "data_storage_size", "recreate_shared_data_pvc", "allow_privileged_profiling"),
     *("results_access_mode", "results_size", "single_node_results_storage_class", "multi_node_results_storage_class"),
 )
+_OF_SECRETS = {"strategy": "", "image_pull_secret_names": "image_pull_secrets", "runtime_secret_name": "runtime_secret"}
 _TABLES = ("pod_annotations", "extra_resources", "security_context", "pod_patch")  # all of which are one patch
 _TRANSLATED = (*_TABLES, "data_pvc", "volumes", "gpu_vendor")
 _OF_VOLUMES = ("name", "host_path_type")  # madengine's keys of a volume that have no effect
@@ -91,7 +92,8 @@ def read_settings(table: Mapping[str, Any], where: str) -> tuple[KubernetesSetti
         if any(isinstance(volume, dict) and key in volume for volume in _listed(table.get("volumes"))):
             notes.append(f"{where}: '{key}' of volumes has no effect; docs/kubernetes.md lists those that have")
     own |= _translated(table, where)
-    _refuse_unknown(own, where)
+    others = (*_RENAMED, *_WITHOUT_EFFECT, *_TRANSLATED, "secrets")
+    _refuse_unknown(own, f"{where}: key '", KubernetesSettings.__struct_fields__, others)
     try:
         settings = msgspec.convert(own, KubernetesSettings)
     except msgspec.ValidationError as error:
@@ -152,10 +154,8 @@ def _patch(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a table says of the pods' template, as one patch."""
     annotations = {key: str(value) for key, value in (table.get("pod_annotations") or {}).items()}
     amounts = {name: str(count) for name, count in (table.get("extra_resources") or {}).items()}
-    container = {
-        **({"resources": {"requests": amounts, "limits": amounts}} if amounts else {}),
-        **({"securityContext": context} if (context := table.get("security_context")) else {}),
-    }
+    resources = {"requests": amounts, "limits": amounts} if amounts else {}
+    container = filled({"resources": resources, "securityContext": table.get("security_context")})
     containers: list[Json] = [{"name": CONTAINER, **container}] if container else []
     given = table.get("pod_patch") or {}
     if not (annotations or containers):
@@ -168,23 +168,15 @@ def _patch(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _secrets(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return what madengine's `secrets` names; its strategies have no effect, for secrets are the plan's."""
-    for key in table:
-        if key not in ("strategy", "image_pull_secret_names", "runtime_secret_name"):
-            near = did_you_mean(key, ("strategy", "image_pull_secret_names", "runtime_secret_name"), most=1)
-            raise UsageProblem(f"{where}: key 'secrets.{key}' is unknown", near)
-    found = {
-        "image_pull_secrets": table.get("image_pull_secret_names"),
-        "runtime_secret": table.get("runtime_secret_name"),
-    }
-    return {key: value for key, value in found.items() if value}
+    _refuse_unknown(table, f"{where}: key 'secrets.", _OF_SECRETS)
+    return filled({name: table.get(key) for key, name in _OF_SECRETS.items() if name})
 
 
-def _refuse_unknown(table: Mapping[str, Json], where: str) -> None:
-    known = KubernetesSettings.__struct_fields__
+def _refuse_unknown(table: Iterable[str], what: str, known: Iterable[str], others: Iterable[str] = ()) -> None:
     for key in table:
         if key not in known:
-            near = did_you_mean(key, (*known, *_RENAMED, *_WITHOUT_EFFECT, *_TRANSLATED, "secrets"), most=1)
-            raise UsageProblem(f"{where}: key '{key}' is unknown", near or f"accepted: {', '.join(known)}")
+            near = did_you_mean(key, (*known, *others), most=1)
+            raise UsageProblem(f"{what}{key}' is unknown", near or f"accepted: {', '.join(known)}")
 
 
 def check_settings(settings: KubernetesSettings, where: str) -> None:

@@ -39,16 +39,16 @@ _TRANSIENT = re.compile(
 class SlurmCommands:
     """Runs commands in an environment; SPUR comes first, for it may bring Slurm's names."""
 
-    def __init__(
-        self, environ: Mapping[str, str], sleep: Callable[[float], None] = time.sleep, limit_s: float = LIMIT_S
-    ) -> None:
-        self._environ, self._sleep, self._limit_s = environ, sleep, limit_s
+    sleep: Callable[[float], None] = time.sleep
+
+    def __init__(self, environ: Mapping[str, str], limit_s: float = LIMIT_S) -> None:
+        self._environ, self.limit_s = environ, limit_s
 
     @cached_property
     def is_spur(self) -> bool:
         """Whether the commands are SPUR's, which take fewer options."""
         spur = shutil.which("spur", path=self._environ.get("PATH", ""))
-        return spur is not None and capture([spur, "version"], limit_s=self._limit_s, env=self._environ).ok
+        return spur is not None and capture([spur, "version"], limit_s=self.limit_s, env=self._environ).ok
 
     @cached_property
     def configuration(self) -> str:
@@ -64,11 +64,11 @@ class SlurmCommands:
         """Run a command; one that does not answer is run again, later each time."""
         pause_s = PAUSE_S
         while True:
-            done = capture(argv, limit_s=self._limit_s, env=self._environ)
+            done = capture(argv, limit_s=self.limit_s, env=self._environ)
             tries -= 1
             if done.ok or not is_transient(done) or tries <= 0:
                 return done
-            self._sleep(pause_s)
+            self.sleep(pause_s)
             pause_s *= 2
 
     def answer(self, *argv: str) -> str:

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from madlite.errors import UsageProblem
-from madlite.model import RunPlan
+from madlite.model import RunPlan, Value
 from madlite.plan.container import RDMA
 from madlite.platforms.docker.request import split_words
 from madlite.platforms.sessions import container_mounts
@@ -34,163 +34,15 @@ def container_name(plan: RunPlan) -> str:
     return f"madlite-{plan.id}-{RANK}"
 
 
-class Container:
-    """What the containers of one run are, commands of one node each; of the node itself there are none."""
+class Container(Value, frozen=True):
+    """What the containers of one run are, as words of commands of one node each; of the node itself there are none."""
 
-    is_there = False  # else commands are the node's own
-    signals_inside = False  # whether processes are known by other numbers inside
-
-    def step_options(self) -> list[str]:
-        """Return options for srun itself."""
-        return []
-
-    def start(self) -> list[str]:
-        """Return the command that starts a container; none where nothing is held open."""
-        return []
-
-    def enter(self) -> list[str]:
-        """Return what stands before a command that runs in it."""
-        return []
-
-    def remove(self) -> list[str]:
-        """Return the command that ends what was started."""
-        return []
-
-
-class EngineContainer(Container):
-    """A container of docker or podman that is held open on each node."""
-
-    is_there = signals_inside = True
-
-    def __init__(self, engine: str, plan: RunPlan, options: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._engine, self._plan, self._options, self._environ = engine, plan, options, environ
-
-    def start(self) -> list[str]:
-        """Return `docker run`: what the docker runtime asks its engine for, in the words of the command line."""
-        plan, asked = self._plan, self._plan.engine_options
-        image = plan.image.ref if plan.image is not None else ""
-        lists = (
-            ("--group-add", self._groups()),
-            ("--cap-add", asked.cap_add),
-            ("--security-opt", asked.security_opt),
-            ("--ulimit", asked.ulimits),
-            (
-                "--device",
-                (device for device in plan.devices if device not in _render_nodes(plan, plan.place.gpu_ids).values()),
-            ),
-        )
-        return [
-            *(self._engine, "run", "--detach", "--init", "--pull=never", "--name", container_name(plan)),
-            *("--label", f"{RUN_LABEL}={plan.id}", "--label", f"{FOLDER_LABEL}={plan.folder}"),
-            *("--user", asked.user, "--network", asked.network, "--ipc", asked.ipc, "--workdir", plan.inside),
-            *(f"{name}={value}" for name, values in lists for value in values),
-            *([f"--cpuset-cpus={asked.cpuset}"] if asked.cpuset else []),
-            *([f"--cpuset-mems={asked.cpuset_mems}"] if asked.cpuset_mems else []),
-            *self._gpus(),
-            *self._rdma(),
-            *(word for text in _mounts(plan) for word in ("--volume", text)),
-            *split_words(asked.extra, self._environ),
-            *self._options,
-            *("--entrypoint", "sleep", image, "infinity"),
-        ]
-
-    def enter(self) -> list[str]:
-        """Return `docker exec`."""
-        return [self._engine, "exec", container_name(self._plan)]
-
-    def remove(self) -> list[str]:
-        """Return `docker rm`."""
-        return [self._engine, "rm", "--force", "--volumes", container_name(self._plan)]
-
-    def _gpus(self) -> list[str]:
-        """Return the word of the run's GPUs, which each node fills in with those that Slurm gives it there."""
-        plan = self._plan
-        ids = ",".join(str(index) for index in plan.place.gpu_ids)
-        if plan.machine.vendor == "AMD":
-            nodes = _render_nodes(plan, (gpu.index for gpu in plan.machine.gpus))
-            renders = ",".join(f"{index}:{name.removeprefix(_RENDER)}" for index, name in nodes.items())
-            word = f"--device={_RENDER}{{render}}" if renders else ""
-        else:
-            renders, word = "", "--device=nvidia.com/gpu={id}"
-            if self._engine == "docker":  # the value is a line of CSV: without quotes a comma ends the list
-                word = '--gpus="device={ids}"'
-        return [OF_GPUS.format(ids=ids, renders=renders) + word] if ids and word else []
-
-    def _rdma(self) -> list[str]:
-        """Return what a container of several nodes needs of the network cards, for nodes that have some: they know it.
-
-        A rootless podman may not raise the limit of what is pinned: its containers have the caller's.
-        """
-        plan, extra = self._plan, self._plan.engine_options.extra
-        if plan.place.nodes < 2 or plan.machine.vendor == "CPU":
-            return []
-        words = [] if str(RDMA) in extra else [f"--device={RDMA}"]
-        words.append("--cap-add=IPC_LOCK")
-        if "memlock" not in extra and not self._is_rootless:
-            words.append("--ulimit=memlock=-1")
-        return [f"{WHERE_RDMA}{word}" for word in words]
-
-    @property
-    def _is_rootless(self) -> bool:
-        return self._engine == "podman" and os.geteuid() != 0
-
-    def _groups(self) -> tuple[str, ...]:
-        """Return the groups of the container: a rootless podman has the caller's own, under no name of the image."""
-        asked = self._plan.engine_options.group_add
-        return ("keep-groups",) if asked and self._is_rootless else asked
-
-
-class PyxisContainer(Container):
-    """A container of enroot that srun's plugin pyxis starts; under its name it stays as it is while the job goes on."""
-
-    is_there = True
-
-    def __init__(self, plan: RunPlan, options: Sequence[str], image: str) -> None:
-        self._plan, self._options, self._image = plan, options, image
-
-    def step_options(self) -> list[str]:
-        """Return the options of pyxis."""
-        plan = self._plan
-        mounts = ",".join(_mounts(plan))
-        return [
-            *(f"--container-image={self._image}", f"--container-name=madlite-{plan.id}"),
-            *(f"--container-mounts={mounts}", f"--container-workdir={plan.inside}"),
-            *("--container-remap-root", "--no-container-entrypoint", "--container-writable", *self._options),
-        ]
-
-    def start(self) -> list[str]:
-        """Return nothing's start: the first step unpacks the image, and what is unpacked stays as it has a name."""
-        return ["true"]
-
-    def remove(self) -> list[str]:
-        """Return the removal of what was unpacked, by pyxis's names of it in enroot: a job's, and a node's."""
-        names = f"^pyxis_([0-9]+_)?madlite-{re.escape(self._plan.id)}$"
-        return ["bash", "-c", 'enroot list | grep -E "$1" | xargs -r enroot remove --force', "enroot", names]
-
-
-_HAND_ON = (
-    "for name in ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES; do "
-    '[ -z "${!name-}" ] || export "APPTAINERENV_$name=${!name}"; done; exec "$@"'
-)
-
-
-class ApptainerContainer(Container):
-    """A container of Apptainer, one for each action; what an action writes outside of mounts is gone after it."""
-
-    is_there = True
-
-    def __init__(self, plan: RunPlan, options: Sequence[str], image: str) -> None:
-        self._plan, self._options, self._image = plan, options, image
-
-    def enter(self) -> list[str]:
-        """Return `apptainer exec`, which of the node's environment has what hides the GPUs that are others'."""
-        vendor = {"AMD": ["--rocm"], "NVIDIA": ["--nv"]}.get(self._plan.machine.vendor, [])
-        binds = [word for text in _mounts(self._plan) for word in ("--bind", text)]
-        return [
-            *("bash", "-c", _HAND_ON, "bash"),
-            *("apptainer", "exec", "--no-home", "--writable-tmpfs", "--cleanenv", *vendor, *binds),
-            *("--pwd", self._plan.inside, *self._options, self._image),
-        ]
+    step_options: tuple[str, ...] = ()  # of srun itself
+    start: tuple[str, ...] = ()  # starts a container; none where nothing is held open
+    enter: tuple[str, ...] = ()  # stands before a command that runs in it
+    remove: tuple[str, ...] = ()  # ends what was started
+    is_there: bool = False  # else commands are the node's own
+    signals_inside: bool = False  # whether processes are known by other numbers inside
 
 
 def container_of(flavour: str, plan: RunPlan, environ: Mapping[str, str], image_file: str = "") -> Container:
@@ -206,14 +58,121 @@ def container_of(flavour: str, plan: RunPlan, environ: Mapping[str, str], image_
     except ValueError as error:
         raise UsageProblem(f"${OPTIONS_VARIABLE} cannot be read: {error}") from None
     if flavour in ("docker", "podman"):
-        return EngineContainer(flavour, plan, options, environ)
+        return _of_engine(flavour, plan, [*split_words(plan.engine_options.extra, environ), *options])
     image = image_file or (plan.image.ref if plan.image is not None else "")
     if flavour == "pyxis":
-        return PyxisContainer(plan, options, image)
+        return _of_pyxis(plan, options, image)
     if flavour == "apptainer":
-        return ApptainerContainer(plan, options, image)
+        return _of_apptainer(plan, options, image)
     what = f"${VARIABLE} is {flavour!r}, no container of nodes"
     raise UsageProblem(what, f"one of {', '.join(FLAVOURS)}; container in cluster.toml sets it")
+
+
+def _of_engine(engine: str, plan: RunPlan, options: Sequence[str]) -> Container:
+    """Return a container of docker or podman that is held open on each node.
+
+    It is started with what the docker runtime asks its engine for, in the words of the command line.
+    """
+    asked, name, is_rootless = plan.engine_options, container_name(plan), engine == "podman" and os.geteuid() != 0
+    image = plan.image.ref if plan.image is not None else ""
+    of_run = _render_nodes(plan, plan.place.gpu_ids).values()
+    lists = (
+        # a rootless podman has the caller's own groups, under no name of the image
+        ("--group-add", ("keep-groups",) if asked.group_add and is_rootless else asked.group_add),
+        ("--cap-add", asked.cap_add),
+        ("--security-opt", asked.security_opt),
+        ("--ulimit", asked.ulimits),
+        ("--device", (device for device in plan.devices if device not in of_run)),
+        ("--cpuset-cpus", filter(None, [asked.cpuset])),
+        ("--cpuset-mems", filter(None, [asked.cpuset_mems])),
+    )
+    return Container(
+        start=(
+            *(engine, "run", "--detach", "--init", "--pull=never", "--name", name),
+            *("--label", f"{RUN_LABEL}={plan.id}", "--label", f"{FOLDER_LABEL}={plan.folder}"),
+            *("--user", asked.user, "--network", asked.network, "--ipc", asked.ipc, "--workdir", plan.inside),
+            *(f"{option}={value}" for option, values in lists for value in values),
+            *_gpus(plan, engine),
+            *_rdma(plan, is_rootless=is_rootless),
+            *(word for text in _mounts(plan) for word in ("--volume", text)),
+            *options,
+            *("--entrypoint", "sleep", image, "infinity"),
+        ),
+        enter=(engine, "exec", name),
+        remove=(engine, "rm", "--force", "--volumes", name),
+        is_there=True,
+        signals_inside=True,
+    )
+
+
+def _gpus(plan: RunPlan, engine: str) -> list[str]:
+    """Return the word of the run's GPUs, which each node fills in with those that Slurm gives it there."""
+    ids = ",".join(str(index) for index in plan.place.gpu_ids)
+    if plan.machine.vendor == "AMD":
+        nodes = _render_nodes(plan, (gpu.index for gpu in plan.machine.gpus))
+        renders = ",".join(f"{index}:{name.removeprefix(_RENDER)}" for index, name in nodes.items())
+        word = f"--device={_RENDER}{{render}}" if renders else ""
+    else:
+        renders, word = "", "--device=nvidia.com/gpu={id}"
+        if engine == "docker":  # the value is a line of CSV: without quotes a comma ends the list
+            word = '--gpus="device={ids}"'
+    return [OF_GPUS.format(ids=ids, renders=renders) + word] if ids and word else []
+
+
+def _rdma(plan: RunPlan, *, is_rootless: bool) -> list[str]:
+    """Return what a container of several nodes needs of the network cards, for nodes that have some: they know it.
+
+    A rootless podman may not raise the limit of what is pinned: its containers have the caller's.
+    """
+    extra = plan.engine_options.extra
+    if plan.place.nodes < 2 or plan.machine.vendor == "CPU":
+        return []
+    words = [] if str(RDMA) in extra else [f"--device={RDMA}"]
+    words.append("--cap-add=IPC_LOCK")
+    if "memlock" not in extra and not is_rootless:
+        words.append("--ulimit=memlock=-1")
+    return [f"{WHERE_RDMA}{word}" for word in words]
+
+
+def _of_pyxis(plan: RunPlan, options: Sequence[str], image: str) -> Container:
+    """Return a container of enroot that srun's plugin pyxis starts; as it has a name, it stays while the job goes on.
+
+    The first step unpacks the image.  What was unpacked is removed by pyxis's names of it: a job's, and a node's.
+    """
+    names = f"^pyxis_([0-9]+_)?madlite-{re.escape(plan.id)}$"
+    return Container(
+        step_options=(
+            *(f"--container-image={image}", f"--container-name=madlite-{plan.id}"),
+            *(f"--container-mounts={','.join(_mounts(plan))}", f"--container-workdir={plan.inside}"),
+            *("--container-remap-root", "--no-container-entrypoint", "--container-writable", *options),
+        ),
+        start=("true",),
+        remove=("bash", "-c", 'enroot list | grep -E "$1" | xargs -r enroot remove --force', "enroot", names),
+        is_there=True,
+    )
+
+
+_HAND_ON = (
+    "for name in ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES; do "
+    '[ -z "${!name-}" ] || export "APPTAINERENV_$name=${!name}"; done; exec "$@"'
+)
+
+
+def _of_apptainer(plan: RunPlan, options: Sequence[str], image: str) -> Container:
+    """Return a container of Apptainer, one for each action; what an action writes outside of mounts is gone after it.
+
+    Of the node's environment it has what hides the GPUs that are others'.
+    """
+    vendor = {"AMD": ["--rocm"], "NVIDIA": ["--nv"]}.get(plan.machine.vendor, [])
+    return Container(
+        enter=(
+            *("bash", "-c", _HAND_ON, "bash"),
+            *("apptainer", "exec", "--no-home", "--writable-tmpfs", "--cleanenv", *vendor),
+            *(word for text in _mounts(plan) for word in ("--bind", text)),
+            *("--pwd", plan.inside, *options, image),
+        ),
+        is_there=True,
+    )
 
 
 _RENDER = "/dev/dri/renderD"

@@ -51,11 +51,7 @@ _LIMIT_S = 10.0  # for an answer that a plan can do without
 
 
 def cluster_of_slurm(
-    context: Context,
-    deployment: Mapping[str, Json],
-    base: Cluster | None,
-    environ: Mapping[str, str],
-    asked_nodes: int = 0,
+    context: Context, deployment: Mapping[str, Json], base: Cluster | None, environ: Mapping[str, str], asked_nodes: int
 ) -> Translation:
     """Return the cluster of a context and a manifest's deployment, over a cluster of the cluster file.
 

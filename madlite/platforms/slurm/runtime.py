@@ -63,8 +63,8 @@ class SlurmRuntime:
         return {
             "container": self._flavour if plan.traits.containerised else "none",
             "nodes": plan.place.nodes,
-            "start": container.start(),
-            "step": [*allocation.step(names[:1], container.step_options()), *container.enter()],
+            "start": [*container.start],
+            "step": [*allocation.step(names[:1], container.step_options), *container.enter],
             "env": dict(mask_values(plan.env)),
         }
 
@@ -114,8 +114,7 @@ class SlurmRuntime:
         if plan.traits.containerised:
             make_mounts(plan)
         env = {**self._base(plan), **_counts(plan), **plan.env, RUN_MARK: plan.id}
-        container = self._container(plan)
-        session = SlurmSession(plan, allocation, nodes, container, env, on_first=starts_itself(plan.launcher))
+        session = SlurmSession(plan, allocation, nodes, self._container(plan), env)
         try:
             session.open()
             yield session

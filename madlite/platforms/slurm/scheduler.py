@@ -10,8 +10,7 @@ import os
 import pwd
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -22,8 +21,8 @@ from madlite.plan.cluster import Cluster
 from madlite.plan.context import Options
 from madlite.plan.inputs import expand_hosts, nodes_in
 from madlite.plan.schedulers import JobEnd, JobState, Refused, Unreachable
-from madlite.plan.submission import JobScript, PlannedRun, Submission
-from madlite.platforms.slurm.allocation import LIMIT_S, SlurmCommands, failure_text, is_transient, job_environment
+from madlite.plan.submission import JobScript, ScriptInputs
+from madlite.platforms.slurm.allocation import SlurmCommands, failure_text, is_transient, job_environment
 from madlite.platforms.slurm.containers import ON_STEPS, VARIABLE
 from madlite.platforms.slurm.script import check_script, slurm_script
 from madlite.platforms.slurm.states import REQUEUED, end_in, end_of_word, explained
@@ -55,14 +54,8 @@ class Slurm(SlurmCommands):
     retries_inside = True
     reads_credentials = True
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        environ: Mapping[str, str],
-        sleep: Callable[[float], None] = time.sleep,
-        limit_s: float = LIMIT_S,
-    ) -> None:
-        super().__init__({**job_environment(environ), **_WHOLE_LISTS}, sleep, limit_s)
+    def __init__(self, cluster: Cluster, environ: Mapping[str, str]) -> None:
+        super().__init__({**job_environment(environ), **_WHOLE_LISTS})
         self._cluster = cluster
 
     def adjust(self, options: Options) -> Options:
@@ -103,19 +96,9 @@ class Slurm(SlurmCommands):
     def release(self, jobs: Sequence[str]) -> None:
         """Do nothing: Slurm forgets jobs by itself."""
 
-    def script(
-        self,
-        submission: Submission,
-        script: JobScript,
-        planned: Sequence[PlannedRun],
-        workspace: Path,
-        search: Sequence[Path],
-        *,
-        secrets: bool,
-    ) -> str:
+    def script(self, inputs: ScriptInputs) -> str:
         """Return the script of a job."""
-        exclude = self.not_good()
-        return slurm_script(self._cluster, submission, script, workspace, search, exclude=exclude, secrets=secrets)
+        return slurm_script(self._cluster, inputs, self.not_good())
 
     def check_here(self) -> Cluster:
         """Refuse a machine without the commands of Slurm or SPUR."""
@@ -189,8 +172,7 @@ class Slurm(SlurmCommands):
         found: dict[str, JobState] = {}
         for line in listed.splitlines():
             fields = [*(part.strip() for part in line.split("|")), "", "", "", ""]
-            said = JobState(state=fields[1], reason=_reason(fields[2]), ends=_time(fields[3]), nodes=fields[4])
-            state = explained(said)
+            state = _said(fields[1], reason=fields[2], nodes=fields[4], ends=_time(fields[3]))
             if state.stage == "over":  # what is in the queue has not ended, whatever its word
                 state = replace(state, stage="running")
             found |= {job: state for job in elements(fields[0]) if job in wanted}
@@ -229,7 +211,7 @@ class Slurm(SlurmCommands):
             Unreachable: the cluster did not answer.
         """
         states = self.node_states(self._cluster.slurm.partition)
-        left_out = dict.fromkeys((*self._excluded(), *self._not_good(states)), "excluded")
+        left_out = dict.fromkeys((*self._excluded(), *self.not_good(states)), "excluded")
         return {name: left_out.get(name, state if _CLOSED.match(state) else "") for name, state in states.items()}
 
     def idle_nodes(self) -> tuple[str, ...]:
@@ -244,20 +226,16 @@ class Slurm(SlurmCommands):
     def _excluded(self) -> tuple[str, ...]:
         return expand_hosts(",".join(self._cluster.slurm.exclude))
 
-    def not_good(self) -> tuple[str, ...]:
-        """Return the nodes that the list of good ones leaves out."""
+    def not_good(self, nodes: Iterable[str] | None = None) -> tuple[str, ...]:
+        """Return the nodes, of these or the partition's, that the list of good ones leaves out."""
         asked = self._cluster.slurm
-        return self._not_good(self.node_states(asked.partition)) if asked.good_nodes else ()
-
-    def _not_good(self, nodes: Iterable[str]) -> tuple[str, ...]:
-        listed = self._cluster.slurm.good_nodes
-        if not listed:
+        if not asked.good_nodes:
             return ()
-        file = Path(self._cluster.source).parent / listed
+        file = Path(self._cluster.source).parent / asked.good_nodes
         good = frozenset(expand_hosts(",".join(nodes_in(file))))
         if not good:
             raise UsageProblem(f"list of good nodes {file} has no node", "madlite cluster check writes one")
-        return tuple(node for node in nodes if node not in good)
+        return tuple(node for node in nodes or self.node_states(asked.partition) if node not in good)
 
     def _me(self) -> list[str]:
         try:
@@ -303,11 +281,8 @@ class Slurm(SlurmCommands):
         wanted = frozenset(jobs)
         for line in done.stdout.splitlines():
             fields = [*line.split("|"), "", "", "", ""]
-            code, signal = _code(fields[2])
-            said = JobState(
-                state=_state(fields[1]), code=code, signal=signal, nodes=fields[3], derived=_code(fields[4])[0]
-            )
-            found |= {job: explained(said) for job in elements(fields[0]) if job in wanted}
+            said = _said(fields[1], code=fields[2], nodes=fields[3], derived=fields[4])
+            found |= {job: said for job in elements(fields[0]) if job in wanted}
         return found
 
 
@@ -364,21 +339,19 @@ def _fields(block: str) -> dict[str, str]:
 
 
 def _of_fields(fields: Mapping[str, str]) -> JobState:
-    code, signal = _code(fields.get("ExitCode", ""))
-    said = JobState(
-        state=_state(fields.get("JobState", "")),
-        reason=_reason(fields.get("Reason", "")),
-        code=code,
-        signal=signal,
-        derived=_code(fields.get("DerivedExitCode", ""))[0],
-        nodes=_nodes(fields),
-        restarts=int(fields["Restarts"]) if fields.get("Restarts", "").isdigit() else 0,
-    )
-    return explained(said)
+    names = ("JobState", "Reason", "ExitCode", "DerivedExitCode", "NodeList", "Restarts")
+    state, reason, code, derived, nodes, restarts = (fields.get(name, "") for name in names)
+    restarted = int(restarts) if restarts.isdigit() else 0
+    return _said(state, reason, code, derived, nodes.replace("(null)", ""), restarts=restarted)
 
 
-def _nodes(fields: Mapping[str, str]) -> str:
-    return fields.get("NodeList", "").replace("(null)", "")
+def _said(
+    state: str, reason: str = "", code: str = "", derived: str = "", nodes: str = "", ends: str = "", restarts: int = 0
+) -> JobState:
+    """Return what Slurm says of a job, by its words, with what they mean."""
+    number, signal = _code(code)
+    said = JobState(state=_state(state), reason=_reason(reason), code=number, signal=signal, nodes=nodes, ends=ends)
+    return explained(replace(said, derived=_code(derived)[0], restarts=restarts))
 
 
 def _state(text: str) -> str:

@@ -19,7 +19,8 @@ from madlite.images.image import IMAGES_VARIABLE
 from madlite.plan.cluster import SBATCH_NAMES, Cluster
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.plan_file import render_text
-from madlite.plan.submission import ENVIRONMENT, HEALTH, OUTPUT, PLANS, JobScript, Submission, folder_of
+from madlite.plan.submission import ENVIRONMENT, HEALTH, OUTPUT, PLANS, JobScript, ScriptInputs, folder_of
+from madlite.platforms.slurm.containers import OPTIONS_VARIABLE, VARIABLE
 
 TEMPLATE, _CHECK = "cluster/slurm.sh.j2", "cluster/check.sh.j2"
 _CHECK_TIME = "10"  # minutes
@@ -32,22 +33,14 @@ _OF_SBATCH = re.compile(
 )
 
 
-def slurm_script(
-    cluster: Cluster,
-    submission: Submission,
-    script: JobScript,
-    workspace: Path,
-    search: Sequence[Path],
-    *,
-    exclude: Sequence[str] = (),
-    secrets: bool = False,
-) -> str:
-    """Return the script of a job; with `secrets` it reads the submission's file of them.
+def slurm_script(cluster: Cluster, inputs: ScriptInputs, exclude: Sequence[str] = ()) -> str:
+    """Return the script of a job, which gets none of the nodes `exclude`.
 
     Raises:
         UsageProblem: a path cannot stand in a directive, or the template has a mistake.
     """
-    folder, retry = folder_of(workspace, submission.id), submission.retry
+    submission, script = inputs.submission, inputs.script
+    folder, retry = folder_of(inputs.workspace, submission.id), submission.retry
     output = folder / OUTPUT / (f"{script.number}-%a.out" if script.count > 1 else f"{script.number}.out")
     options = [*_options(cluster, script, output, exclude, submission.at_most)]
     cards = list(dict.fromkeys(run.card for run in script.of(submission.runs)))
@@ -55,15 +48,15 @@ def slurm_script(
     runs = f"{script.count} runs" if script.count > 1 else "1 run"
     return render_text(
         TEMPLATE,
-        search,
+        inputs.search,
         {
             "title": f"{runs} of {', '.join(cards[:3])}{more}",
             "cluster": cluster,
             "submission": submission.id,
             "options": options,
-            "workspace": str(workspace),
-            "environment": str(folder / ENVIRONMENT) if secrets else "",
-            "exports": [*_exports(cluster)],
+            "workspace": str(inputs.workspace),
+            "environment": str(folder / ENVIRONMENT) if inputs.secrets else "",
+            "exports": [(name, value) for name, value in _exports(cluster) if value],
             "plans": str(folder / PLANS),
             "first": script.first,
             "count": script.count,
@@ -172,9 +165,6 @@ def _gpus(cluster: Cluster, script: JobScript) -> Iterator[str]:
 
 def _exports(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Yield what the job's madlite is told of the cluster; a run's own variables are in its plan."""
-    if cluster.container:
-        yield "MADLITE_CONTAINER", cluster.container
-    if cluster.container_options:
-        yield "MADLITE_CONTAINER_OPTIONS", shlex.join(cluster.container_options)
-    if cluster.image_folder:
-        yield IMAGES_VARIABLE, cluster.image_folder
+    yield VARIABLE, cluster.container
+    yield OPTIONS_VARIABLE, shlex.join(cluster.container_options)
+    yield IMAGES_VARIABLE, cluster.image_folder

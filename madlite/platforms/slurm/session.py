@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import selectors
 import shlex
@@ -20,7 +19,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
@@ -33,7 +32,8 @@ from madlite.cancellation import STOPPED, in_thread
 from madlite.errors import RuntimeProblem
 from madlite.files import Folder
 from madlite.model import PROBE_BYTES, Action, Cause, Chunk, Completed, EnvValue, Exit, RunPlan, Sink
-from madlite.platforms.sessions import GatedSession, cwd_of
+from madlite.plan.place import starts_itself
+from madlite.platforms.sessions import GatedSession, cwd_of, read_pipes, writing
 from madlite.platforms.slurm.allocation import Allocation, ids_of_note
 from madlite.platforms.slurm.containers import RANK, Container
 from madlite.secrets import reveal
@@ -67,7 +67,7 @@ class Keeper:
             for number, pipe in ((1, step.stdout), (2, step.stderr)):
                 pipes.register(pipe or -1, selectors.EVENT_READ, (0, number))
             while pipes.get_map() and said[1].count(b"\n") < nodes and time.monotonic() < deadline:
-                for chunk in _read(pipes):
+                for chunk in read_pipes(pipes, _POLL_S):
                     said[chunk.stream] += chunk.data
         return said[1].decode("utf-8", "replace"), said[2].decode("utf-8", "replace")
 
@@ -100,7 +100,6 @@ AGENT, ENVIRONMENT, RUN = "agent.sh", "environment", "run"
 GPUS = f"{RANK}.gpus"  # among what they write: which GPUs a node has
 _AGENT_TEXT = Path(__file__).with_name(AGENT)
 
-_READ_BYTES = 1 << 18
 _POLL_S = 0.1
 CALL_S = 3600.0  # of a command on all nodes: an image may have to be pulled
 _START_S = 600.0  # for an engine to start a container of an image that it has
@@ -128,6 +127,9 @@ _AS_TASK = (
 _LOG = logging.getLogger(__name__)
 
 
+Environment = Mapping[str, EnvValue]
+
+
 class SlurmSession(GatedSession):
     """Runs actions on nodes: one of kind `run` on each of them, any other on the first."""
 
@@ -135,25 +137,18 @@ class SlurmSession(GatedSession):
     return_limit_s = 10.0  # for a step to end after its command was killed
 
     def __init__(
-        self,
-        plan: RunPlan,
-        allocation: Allocation,
-        nodes: Sequence[str],
-        container: Container | None = None,
-        env: Mapping[str, EnvValue] | None = None,
-        *,
-        on_first: bool = False,
+        self, plan: RunPlan, allocation: Allocation, nodes: Sequence[str], container: Container, env: Environment
     ) -> None:
-        """Make a session of a run, whose actions have `env`; without a container they are commands of the nodes.
+        """Make a session of a run, whose actions have `env`.
 
-        `on_first` runs every action on the first node alone, as in the job's own script: what it starts are steps.
+        Of a launcher that starts itself every action is on the first node alone, as in the job's own script: what it
+        starts are steps.
         """
         super().__init__(plan.workspace, plan.stop_grace_s)
         self.nodes = tuple(nodes)
         self.handle = json.dumps({"job": allocation.job_id, "nodes": list(nodes), "folder": str(plan.folder)})
         self._plan, self._folder, self._allocation = plan, plan.folder, allocation
-        self._container = container or Container()
-        self._env, self._on_first = dict(env or {}), on_first
+        self._container, self._env, self._on_first = container, env, starts_itself(plan.launcher)
         self._steps: dict[int, subprocess.Popen[bytes]] = {}
         self._keeper = Keeper()
         self._lost: set[str] = set()  # nodes that died, as far as srun has told
@@ -168,23 +163,19 @@ class SlurmSession(GatedSession):
         Raises:
             RuntimeProblem: the folder cannot be written to, or a node cannot start its container.
         """
-        try:
-            with self._home(make=True) as home, home.below(STATE, make=True):
-                home.write(AGENT, _AGENT_TEXT.read_bytes())
-                home.write(RUN, f"{self._folder.name}\n".encode())
-        except OSError as error:
-            what = f"{self._folder} cannot be written to: {error.strerror or error}"
-            raise RuntimeProblem(what, cause=Cause.PREPARE) from error
+        with writing(str(self._folder)), self._home(make=True) as home, home.below(STATE, make=True):
+            home.write(AGENT, _AGENT_TEXT.read_bytes())
+            home.write(RUN, f"{self._folder.name}\n".encode())
         self._write_environment({})
-        if command := self._container.start():
+        if command := self._container.start:
             self._keep(command)
-        if self._container.enter() or self._container.step_options():
+        if self._container.enter or self._container.step_options:
             self._check_inside()
 
     def close(self) -> None:
         """End what still runs, and remove the containers and the environment."""
         self._stop(self._grace_s)
-        command = self._container.remove()
+        command = self._container.remove
         if command and self._lost:
             self._on_living(["call", *command], _REMOVE_S)
         elif command and not self._keeper.is_over():
@@ -219,13 +210,19 @@ class SlurmSession(GatedSession):
             self._refuse_lost(codes)
         return Exit.of_nodes(codes, first, time.monotonic() - begun, timed_out=expired.is_set())
 
-    def probe(self, argv: Sequence[str], node: int, limit_s: float) -> Completed:
+    def probe(
+        self, argv: Sequence[str], node: int, limit_s: float, cancelled: threading.Event | None = None
+    ) -> Completed:
         """Run a short command on a node, in the run's container where it has one.
 
         Raises:
             RuntimeProblem: srun cannot be started.
         """
-        return self._probe(argv, node, limit_s, None)
+        command, env = self._inside(node, ["probe", *argv]), self._environ
+        try:
+            return process.complete(command, limit_s=limit_s, env=env, cancelled=cancelled, limit_bytes=PROBE_BYTES)
+        except OSError as error:
+            raise RuntimeProblem(f"srun cannot be started: {error}", cause=Cause.ENGINE) from error
 
     def gpu_ids(self, node: int) -> tuple[int, ...] | None:
         """Return the run's GPUs on a node by the node's own numbers, as its agent has noted them; None until then."""
@@ -235,13 +232,6 @@ class SlurmSession(GatedSession):
             return ids_of_note(note, self._plan.place.gpu_ids)
         except (OSError, ValueError):
             return None
-
-    def _probe(self, argv: Sequence[str], node: int, limit_s: float, cancelled: threading.Event | None) -> Completed:
-        command, env = self._inside(node, ["probe", *argv]), self._environ
-        try:
-            return process.complete(command, limit_s=limit_s, env=env, cancelled=cancelled, limit_bytes=PROBE_BYTES)
-        except OSError as error:
-            raise RuntimeProblem(f"srun cannot be started: {error}", cause=Cause.ENGINE) from error
 
     # Steps.
 
@@ -272,7 +262,7 @@ class SlurmSession(GatedSession):
                 for stream, pipe in ((1, step.stdout), (2, step.stderr)):
                     pipes.register(pipe or -1, selectors.EVENT_READ, (rank, stream))
             while left and not self._gate.abandoned.is_set():
-                for chunk in _read(pipes):
+                for chunk in read_pipes(pipes, _POLL_S):
                     self._note_lost(chunk)
                     out(self._with_task(chunk))
                 for rank, ended in [(rank, step.poll()) for rank, step in left.items()]:
@@ -375,7 +365,7 @@ class SlurmSession(GatedSession):
 
     def _signal(self, name: str) -> None:
         """Send a signal to the command's process group on every node; a node that does not answer is not waited for."""
-        words = ["signal", name, *(self._container.enter() if self._container.signals_inside else [])]
+        words = ["signal", name, *(self._container.enter if self._container.signals_inside else [])]
         if not self._lost:
             command = [*self._allocation.step(self.nodes), *self._agent(), "-", *words]
             done = process.capture(command, limit_s=_SIGNAL_S, env=self._environ)
@@ -404,10 +394,10 @@ class SlurmSession(GatedSession):
     def _inside(self, rank: int, words: Sequence[str]) -> list[str]:
         """Return the command that runs the agent on one node, in its container."""
         container = self._container
-        step = self._allocation.step([self.nodes[rank]], container.step_options())
-        if not container.enter() and not container.step_options():
+        step = self._allocation.step([self.nodes[rank]], container.step_options)
+        if not container.enter and not container.step_options:
             return [*step, *self._agent(), str(rank), *words]
-        enter = [word.replace(RANK, str(rank)) for word in container.enter()]
+        enter = [word.replace(RANK, str(rank)) for word in container.enter]
         return [*step, *enter, "bash", f"{INSIDE}/{AGENT}", INSIDE, str(rank), *words]
 
     @property
@@ -423,8 +413,8 @@ class SlurmSession(GatedSession):
         """
         step = self._allocation.step(self.nodes)
         container = self._container
-        enter = container.enter() if container.signals_inside else []
-        ends = [str(self._end_s), *enter, "--", *container.remove(), "--"]
+        enter = container.enter if container.signals_inside else []
+        ends = [str(self._end_s), *enter, "--", *container.remove, "--"]
         words = [*step, *self._agent(), "-", "keep", *ends, *command]
         try:
             said, errors = self._keeper.start(words, len(self.nodes), self._environ, _START_S)
@@ -442,7 +432,7 @@ class SlurmSession(GatedSession):
             over = threading.Event()
             try:
                 ranks = range(len(self.nodes))
-                checks = list(pool.map(lambda rank: self._probe(["true"], rank, CALL_S, over), ranks))
+                checks = list(pool.map(lambda rank: self.probe(["true"], rank, CALL_S, over), ranks))
             except BaseException:  # an interrupt waits for no node
                 over.set()
                 raise
@@ -461,7 +451,7 @@ class SlurmSession(GatedSession):
         with Folder.open(self._folder) as folder:
             return folder.below(NODES, make=make)
 
-    def _write_environment(self, env: Mapping[str, EnvValue]) -> None:
+    def _write_environment(self, env: Environment) -> None:
         """Write the variables of an action for its owner alone: they are in no argument and no export of srun."""
         defaults = {
             "MASTER_ADDR": self._allocation.address,
@@ -478,12 +468,8 @@ class SlurmSession(GatedSession):
         names, count = " ".join(self.nodes), len(self.nodes)
         of_task = _AS_TASK.format(names=names, names_joined=",".join(self.nodes), count=count)
         lines = [*lines, _AS_JOB.format(nodes=count)] if self._on_first else [of_task, *lines]  # the user's own win
-        try:
-            with self._home() as home:
-                home.write(ENVIRONMENT, "".join(lines).encode("utf-8", "surrogateescape"), mode=0o600)
-        except OSError as error:
-            what = f"{self._folder / NODES} cannot be written to: {error.strerror or error}"
-            raise RuntimeProblem(what, cause=Cause.PREPARE) from error
+        with writing(str(self._folder / NODES)), self._home() as home:
+            home.write(ENVIRONMENT, "".join(lines).encode("utf-8", "surrogateescape"), mode=0o600)
 
 
 def call_nodes(
@@ -515,16 +501,3 @@ def _answers(nodes: Sequence[str], said_all: str, errors: str, problem: str, cau
         if code != "0":
             raise RuntimeProblem(f"node {name}: {problem}: {said or 'no answer'}", cause=cause)
     return [found[number][1] for number in range(len(nodes))]
-
-
-def _read(pipes: selectors.BaseSelector) -> Iterator[Chunk]:
-    """Yield what the steps have printed, waiting a moment for it."""
-    if not pipes.get_map():
-        time.sleep(_POLL_S)
-        return
-    for key, _ in pipes.select(_POLL_S):
-        rank, stream = key.data
-        if data := os.read(key.fd, _READ_BYTES):
-            yield Chunk(data=data, stream=stream, node=rank)
-        else:
-            pipes.unregister(key.fileobj)
