@@ -93,6 +93,13 @@ def whole_number(least: int | None = None) -> click.types.IntParamType:
     return kind
 
 
+def number_option(
+    name: str, kind: click.FloatRange | click.types.IntParamType, default: float, metavar: str, what: str
+) -> Callable[[F], F]:
+    """Return the option of a number, whose help shows the default."""
+    return click.option(name, type=kind, default=default, metavar=metavar, help=f"{what}  [default: {default:g}]")
+
+
 class FiniteRange(click.FloatRange):
     """A number in a range, which NaN is in none of; infinity is no number that anything can be counted against."""
 
@@ -145,13 +152,13 @@ MANIFEST = Path("build_manifest.json")  # the default
 COLUMNS = ("cause", "reason", "suspect", "run", "notes", "configs")  # perfcsv.rows: a test holds them together
 
 
-def output_option(default: str, what: str = "What is written.") -> Callable[[F], F]:
-    """Return -o FILE with a default."""
-    file = Path(default)
-    return click.option("-o", "--output", type=FILE, default=file, show_default=True, metavar="FILE", help=what)
+def file_option(*names: str, default: str | Path, what: str = "What is written.") -> Callable[[F], F]:
+    """Return the option of a file, whose help shows the default."""
+    return click.option(*names, type=FILE, default=Path(default), show_default=True, metavar="FILE", help=what)
 
 
-OUTPUT = output_option("perf.csv", "Results file.")
+output_option = partial(file_option, "-o", "--output")
+OUTPUT = output_option(default="perf.csv", what="Results file.")
 RESULTS = (
     OUTPUT,
     click.option("--strict-header", is_flag=True, help="Never add a column to perf.csv."),

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import click
 
-from madlite.cli.arguments import FiniteRange, TextType, whole_number
+from madlite.cli.arguments import FiniteRange, TextType, number_option, whole_number
 from madlite.cli.options import F, group, is_given, section, spelled
 from madlite.errors import UsageProblem
 
@@ -145,13 +145,7 @@ _SETTLE = (
         metavar="[=CELSIUS]",
         help="Wait before each run until the GPUs are as cool as this, or as at the first run's start.",
     ),
-    click.option(
-        "--settle-timeout",
-        type=FiniteRange(0),
-        default=300,
-        metavar="SECONDS",
-        help="Longest settling.  [default: 300]",
-    ),
+    number_option("--settle-timeout", FiniteRange(0), 300, "SECONDS", "Longest settling."),
 )
 repeat_options = group(
     section("Repeats"),
@@ -301,13 +295,7 @@ retry_options = group(
         metavar="N",
         help="Retry up to N times what may pass; docs/resume.md.",
     ),
-    click.option(
-        "--retry-wait",
-        type=FiniteRange(0, 86400),
-        default=10,
-        metavar="SECONDS",
-        help="First wait; doubles.  [default: 10]",
-    ),
+    number_option("--retry-wait", FiniteRange(0, 86400), 10, "SECONDS", "First wait; doubles."),
 )
 """Add the options of runs that are tried again."""
 resume_option = group(

@@ -23,6 +23,7 @@ from madlite.cli.arguments import (
     RESULTS,
     SUMMARY,
     contract_option,
+    file_option,
     in_full,
     whole_number,
 )
@@ -314,6 +315,16 @@ def spelled(name: str) -> str:
     return next((option for option in names if option in words), names[-1])
 
 
+def option_words(param: click.Parameter, value: object) -> Iterator[str]:
+    """Yield an option as a command line has it; nothing of an argument."""
+    if not isinstance(param, click.Option):
+        return
+    names = param.opts if value or not param.secondary_opts else param.secondary_opts
+    name = next((name for name in names if name.startswith("--")), names[0])
+    for text in value if isinstance(value, (tuple, list)) else (value,):
+        yield from (name,) if param.is_flag else (name, str(text))
+
+
 def read_filters(
     texts: Sequence[str], option: str = "--where", example: str = "device=MI300X"
 ) -> list[tuple[str, str]]:
@@ -489,9 +500,7 @@ _FROM_MANIFEST = group(
 )
 closing_options = group(
     section("Results"),
-    click.option(
-        "--manifest-output", type=FILE, default=MANIFEST, show_default=True, metavar="FILE", help="Manifest of images."
-    ),
+    file_option("--manifest-output", default=MANIFEST, what="Manifest of images."),
     SUMMARY,
     FAIL_ON_SUSPECT,
     CLEANUP,

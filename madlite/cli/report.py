@@ -67,7 +67,7 @@ def to_html(source: Path | None, csv_file_path: Path | None) -> None:
 @click.option(
     "--directory", "--dir", "--csv-file-path", type=FILE, default=Path(), metavar="DIR", help="Folder of the CSV files."
 )
-@output_option("run_results.html", "What is written; a relative path starts in that folder.")
+@output_option(default="run_results.html", what="What is written; a relative path starts in that folder.")
 @verbose_option
 def to_email(directory: Path, output: Path) -> None:
     """Write every CSV file of a folder into one HTML mail: a heading and a table each."""
@@ -89,7 +89,7 @@ _source_options = group(
 
 @command.command("html", short_help="Results as one offline page: trends, comparison, steps, failures.")
 @_source_options
-@output_option("report.html")
+@output_option(default="report.html")
 def html(output: Path, **wanted: Any) -> None:
     """Write results as one HTML file that needs no network.
 
@@ -164,7 +164,7 @@ def _published(directory: Path) -> tuple[list[Reference], tuple[str, ...]]:
 
 
 @command.command("rebuild", short_help="perf.csv from the records of its runs.")
-@output_option("perf.csv")
+@output_option(default="perf.csv")
 @click.option("--runs", type=FILE, default=Path(RUNS), metavar="DIR", help="Folder of the runs.")
 @click.option("--force", is_flag=True, help="Replace a file that is there, and keep a copy of it.")
 @contract_option

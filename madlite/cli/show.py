@@ -30,7 +30,7 @@ from madlite.cli.format import (
     suspect_lines,
     window_statistics,
 )
-from madlite.cli.options import Command, complete_run, folder_options
+from madlite.cli.options import Command, complete_run, folder_options, option_words
 from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, terminal_width, without_secrets
 from madlite.errors import MadliteError, UsageProblem
 from madlite.measure.profile import part_texts
@@ -434,7 +434,7 @@ def command_options(words: tuple[str, ...]) -> CommandOptions:
         for name, value in context.params.items()
         if name in params and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     ]
-    options = [word for param, value in given if param.name not in _NOT_REPEATED for word in _words(param, value)]
+    options = [word for param, value in given if param.name not in _NOT_REPEATED for word in option_words(param, value)]
     pairs = (text.partition("=") for text in context.params.get("sets") or ())
     recipe = context.params.get("recipe_file")
     of_file = [(key, value) for _, key, value in recipe.named] if recipe is not None else []
@@ -447,18 +447,3 @@ def _context_of(command: click.Command, words: Sequence[str]) -> click.Context:
         return command.make_context(command.name or "", list(words))
     except MadliteError:
         return command.make_context(command.name or "", list(words), resilient_parsing=True)
-
-
-def _words(param: click.Parameter, value: object) -> Iterator[str]:
-    """Yield an option as the command line has it."""
-    if not isinstance(param, click.Option):
-        return
-    if param.is_flag:
-        yield _long(param.opts if value or not param.secondary_opts else param.secondary_opts)
-    else:
-        for text in value if isinstance(value, (tuple, list)) else (value,):
-            yield from (_long(param.opts), str(text))
-
-
-def _long(names: Sequence[str]) -> str:
-    return next((name for name in names if name.startswith("--")), names[0])

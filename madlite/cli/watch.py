@@ -15,7 +15,7 @@ import msgspec
 
 from madlite.batch.leftovers import still_running
 from madlite.cli import setup
-from madlite.cli.arguments import FiniteRange
+from madlite.cli.arguments import FiniteRange, number_option
 from madlite.cli.format import study_text
 from madlite.cli.options import Command, folder_options
 from madlite.cli.terminal import coloured, echo, echo_status, printable_lines, without_secrets
@@ -32,9 +32,7 @@ _LONGEST = 48  # characters of a cell
 @click.option("--once", is_flag=True, help="Print how far they are, and end.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for further runs when none is running.")
 @click.option("--json", "as_json", is_flag=True, help="Print an object per line, for each change.")
-@click.option(
-    "--interval", type=FiniteRange(min=0.1), default=1.0, metavar="SECONDS", help="Between two looks.  [default: 1]"
-)
+@number_option("--interval", FiniteRange(min=0.1), 1.0, "SECONDS", "Between two looks.")
 @folder_options
 def command(once: bool, follow: bool, as_json: bool, interval: float, directory: Path) -> None:
     """Show how far the runs of this folder are, as long as they go on.
