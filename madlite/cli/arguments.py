@@ -86,9 +86,9 @@ def without(phrases: Sequence[str], words: Sequence[str]) -> list[str] | None:
 # Options of their own for keys of a plan: what they set is what --set KEY=VALUE would.
 
 
-def whole_number(least: int | None = None) -> click.types.IntParamType:
+def whole_number(least: int) -> click.IntRange:
     """Return the type of a whole number, as messages call it."""
-    kind = click.types.IntParamType() if least is None else click.IntRange(least)  # whose help has a range without ends
+    kind = click.IntRange(least)
     kind.name = "whole number"
     return kind
 
@@ -279,6 +279,17 @@ class TextType(click.ParamType):  # type: ignore[type-arg]
             return self._read(value.strip())
         except (ValueError, OverflowError):  # a 31st of February, more days than years have
             self.fail(f"{value!r} is no {self.name}: write {self._examples}", param, ctx)
+
+
+def matching(pattern: str) -> Callable[[str], str]:
+    """Return what reads a text that is as a pattern has it."""
+
+    def read(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(text)
+        return text
+
+    return read
 
 
 def _seconds(text: str) -> float:

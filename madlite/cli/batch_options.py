@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
 
-from madlite.cli.arguments import FiniteRange, TextType, number_option, whole_number
+from madlite.cli.arguments import FiniteRange, TextType, matching, number_option, whole_number
 from madlite.cli.options import F, group, is_given, section, spelled
 from madlite.errors import UsageProblem
 
@@ -191,13 +190,7 @@ exclude_option = click.option(
 """Add --exclude."""
 
 
-def _start(text: str) -> str:
-    if not re.fullmatch(r"[\w:+.,?@/-]+", text):
-        raise ValueError(text)
-    return text
-
-
-_START = TextType("start", _start, "it as sbatch has it: afterok:1234, 16:00, now+2hours")
+_START = TextType("start", matching(r"[\w:+.,?@/-]+"), "it as sbatch has it: afterok:1234, 16:00, now+2hours")
 _JOBS = (
     click.option(
         "--dependency", type=_START, metavar="LIST", help="With --cluster: start after these jobs: afterok:1234."
@@ -213,18 +206,13 @@ _NODES = click.option(
 cluster_option = click.option("--cluster", metavar="NAME", help="With --build-on-compute: a job of this cluster.")
 
 
-def _some_nodes(text: str) -> str:
-    if not text.strip(" ,"):
-        raise ValueError(text)
-    return text
-
-
+_SOME_NODES = TextType("list of nodes", matching(r"(?s).*[^ ,].*"), "n1,n2 or n[1-4]; --each-node alone is every node")
 _EACH_NODE = (
     click.option(
         "--each-node",
         is_flag=False,
         flag_value=EVERY,
-        type=TextType("list of nodes", _some_nodes, "n1,n2 or n[1-4]; --each-node alone is every node"),
+        type=_SOME_NODES,
         metavar="[=NODE,…]",
         help="With --cluster: run on every node, or on each of these, by itself; compare them at the end.",
     ),

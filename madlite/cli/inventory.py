@@ -12,7 +12,7 @@ import click
 from msgspec import to_builtins
 
 from madlite.backends.loader import Plugin, Plugins
-from madlite.catalog.cards import Catalog
+from madlite.catalog.cards import Catalog, args_of, select, split_tags
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
 from madlite.cli.options import Command, TagsCommand, common_options, models_options, section, verbose_option
@@ -38,8 +38,6 @@ def discover(tags: tuple[str, ...], cards_from: tuple[Path, ...], every: bool, a
     madlite discover
     madlite discover --tags demo --json
     """
-    from madlite.catalog.cards import args_of, select, split_tags
-
     plugins = setup.load(no_plugins)
     workspace = find_workspace(touch=False)
     wanted = split_tags(tags)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -186,15 +186,13 @@ def _job(run: JobRun, script: JobScript, scripts: Mapping[int, JobEvent]) -> str
     return f"{job}_{run.number - script.first + 1}" if job and script.count > 1 else job
 
 
-def stored_submissions(workspace: Path, wanted: Sequence[str] = (), *, warn: bool = True) -> tuple[Stored, ...]:
-    """Return the submissions of a working folder, the oldest first; with `wanted` those of these ids.
+def stored_submissions(workspace: Path, *, warn: bool = True) -> tuple[Stored, ...]:
+    """Return the submissions of a working folder, the oldest first.
 
     Those with open runs that were not made there are named in a warning, unless `warn` is off.
     """
     runs = workspace / RUNS
     folders = [real_folder for real_folder in real_folders(runs) if real_folder.name.startswith(PREFIX)]
-    if wanted:
-        folders = [folder for folder in folders if folder.name.removeprefix(PREFIX) in wanted]
     own = EventLog.read(runs).made(folder.name.removeprefix(PREFIX) for folder in folders)
     found = [stored for folder in folders if (stored := read_stored(folder)) is not None]
     foreign = [
