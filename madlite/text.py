@@ -296,9 +296,10 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def status_text(status: str, suspect: Sequence[str]) -> str:
-    """Return a status, marked where the number is suspect."""
-    return f"{status} (suspect)" if suspect else status
+def status_text(status: str, suspect: Sequence[str], cause: str = "") -> str:
+    """Return a status, marked where the number is suspect, and the cause of a failure."""
+    marked = f"{status} (suspect)" if suspect else status
+    return f"{marked} [{cause}]" if cause else marked
 
 
 # JSON whose numbers stay as they are spelled: text in, text out, as files beside perf.csv have it.

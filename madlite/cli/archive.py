@@ -22,7 +22,7 @@ from madlite.errors import ExitCode, UsageProblem
 from madlite.files import exists
 from madlite.perfcsv.append import check_appendable, make_folder
 from madlite.perfcsv.rows import new_columns
-from madlite.reports.index import RunFilter, RunIndex
+from madlite.reports.index import RunFilter, open_index
 from madlite.reports.runs import StoredRun, match_runs, open_run, runs_folder
 from madlite.secrets import collect, is_secret
 from madlite.text import counted, size_text
@@ -93,8 +93,7 @@ def _choose(runs: Path, names: Sequence[str], of: str, status: str) -> list[Stor
     if not (names or of or status):
         raise UsageProblem("no run is named", "madlite archive last -o run.tar.gz   ('*' are all)")
     ids = {folder.name for name in names for folder in match_runs(runs, name)}
-    with RunIndex(runs) as index:
-        index.refresh()
+    with open_index(runs) as index:
         filters = RunFilter(status=status, of=index.named_by(of))
         chosen = index.opened([id for id in index.ids(filters) if not names or id in ids])
     good = []

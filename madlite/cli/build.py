@@ -365,16 +365,8 @@ def table(found: Resolution) -> str:
 
 
 def _cells(requirement: Requirement) -> tuple[str, ...]:
-    size = (
-        "-"
-        if requirement.what.startswith("image ")
-        else "?"
-        if requirement.size is None
-        else size_text(requirement.size)
-    )
-    state = (
-        f"partly here, {size_text(requirement.missing)} left"
-        if requirement.state == "partly here"
-        else requirement.state
-    )
-    return tuple(map(printable, (requirement.what, requirement.source, size, state, requirement.place)))
+    known = "?" if requirement.size is None else size_text(requirement.size)
+    size = "-" if requirement.what.startswith("image ") else known
+    left = f", {size_text(requirement.missing)} left" if requirement.state == "partly here" else ""
+    cells = (requirement.what, requirement.source, size, f"{requirement.state}{left}", requirement.place)
+    return tuple(map(printable, cells))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from madlite.cli.format import details, mad_lines, retained, step_line, study_text, title, verdict_line
 from madlite.cli.terminal import Sanitizer, all_coloured, coloured, has_colour, without_secrets
+from madlite.files import write_all
 from madlite.model import Result, RunPlan, Status, Step
 from madlite.run.screen import RunOutcome
 from madlite.text import duration, printable, shortened_middle, status_text
@@ -75,12 +76,10 @@ class Sink:
 
     def _drain(self) -> None:
         while (data := self._queue.get()) != _END:
-            view = memoryview(data)
             with self._lock:
                 self._waiting_bytes -= len(data)
             try:
-                while view:
-                    view = view[os.write(self._fd, view) :]
+                write_all(self._fd, memoryview(data))
             except OSError:  # the reader is gone: discard the rest
                 while self._queue.get() != _END:
                     pass
@@ -91,7 +90,6 @@ class DirectSink(Sink):
     """Writes at once: no run of this machine waits for a slow reader; one that is gone is no error."""
 
     def __init__(self, fd: int) -> None:
-        self.dropped_bytes = 0
         self._fd, self._is_read = fd, True
 
     def write(self, text: str) -> int:
@@ -100,15 +98,11 @@ class DirectSink(Sink):
 
     def put(self, data: bytes) -> None:
         """Write bytes."""
-        view = memoryview(data)
-        try:
-            while view and self._is_read:
-                view = view[os.write(self._fd, view) :]
-        except OSError:
-            self._is_read = False
-
-    def close(self, limit_s: float = 3.0) -> None:
-        """Do nothing: all is written."""
+        if self._is_read:
+            try:
+                write_all(self._fd, memoryview(data))
+            except OSError:
+                self._is_read = False
 
 
 Comparison = Callable[[RunPlan, Result], str]

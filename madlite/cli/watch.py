@@ -132,9 +132,8 @@ def _line(watched_run: WatchedRun) -> str:
 def _cells(watched_run: WatchedRun) -> tuple[str, ...]:
     progress = watched_run.progress
     card = watched_run.card + (f" ({study_text(watched_run.study)})" if watched_run.study else "")
-    step = (
-        "-" if progress.step is None else f"{progress.step}/{progress.steps}" if progress.steps else str(progress.step)
-    )
+    of = f"/{progress.steps}" if progress.steps else ""
+    step = "-" if progress.step is None else f"{progress.step}{of}"
     speed = "-" if progress.speed is None else f"{figure(progress.speed)} {progress.unit}"
     loss = figure(progress.loss, "-")
     elapsed = "-" if watched_run.elapsed_s is None else duration(watched_run.elapsed_s)
@@ -154,9 +153,7 @@ def _cells(watched_run: WatchedRun) -> tuple[str, ...]:
 
 def _state(watched_run: WatchedRun) -> str:
     if watched_run.state != RUNNING:
-        return status_text(watched_run.state, ("suspect",) if watched_run.suspect else ()) + (
-            f" [{watched_run.cause}]" if watched_run.cause else ""
-        )
+        return status_text(watched_run.state, ("suspect",) if watched_run.suspect else (), watched_run.cause)
     progress = watched_run.progress
     return progress.state + (f": {progress.doing}" if progress.doing and progress.doing != progress.state else "")
 
