@@ -221,6 +221,12 @@ def align(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str
     return ["  ".join(to(cell, wide) for to, cell, wide in zip(put, row, widths, strict=True)).rstrip() for row in rows]
 
 
+def first_of(texts: Sequence[str], most: int, between: str = ", ", more: str = " and {} more") -> str:
+    """Return the first few texts, and how many more there are."""
+    left = len(texts) - most
+    return between.join(texts[:most]) + (more.format(left) if left > 0 else "")
+
+
 def shortened(text: str, most: int) -> str:
     """Return at most so many characters of a text, an ellipsis the last of a longer one."""
     return text if len(text) <= most else text[: most - 1] + "…"

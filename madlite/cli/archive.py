@@ -25,7 +25,7 @@ from madlite.perfcsv.rows import new_columns
 from madlite.reports.index import RunFilter, open_index
 from madlite.reports.runs import StoredRun, match_runs, open_run, runs_folder
 from madlite.secrets import collect, is_secret
-from madlite.text import counted, size_text
+from madlite.text import counted, first_of, size_text
 
 if TYPE_CHECKING:
     from madlite.archive.verify import Verified
@@ -71,11 +71,10 @@ def command(
 
 def _lines(packed_run: PackedRun) -> Iterator[str]:
     yield f"{packed_run.id}  {packed_run.card}  {counted(len(packed_run.files), 'file')}, {size_text(packed_run.bytes)}"
-    masked = [file for file in packed_run.files if file.masked]
+    masked = [f"{file.path} ({file.masks})" for file in packed_run.files if file.masked]
     if masked:
-        named = ", ".join(f"{file.path} ({file.masks})" for file in masked[:_MASKED])
-        more = f", and {len(masked) - _MASKED} more" if len(masked) > _MASKED else ""
-        yield f"  secrets masked in {counted(len(masked), 'file')}: {named}{more}"
+        named = first_of(masked, _MASKED, more=", and {} more")
+        yield f"  secrets masked in {counted(len(masked), 'file')}: {named}"
     if packed_run.left_out_files:
         largest = sorted(packed_run.left_out, key=lambda file: -file.bytes)[:_NAMED]
         named = ", ".join(f"{file.path} ({file.why})" for file in largest)

@@ -19,6 +19,7 @@ from madlite.cli.options import Command, TagsCommand, common_options, models_opt
 from madlite.cli.setup import find_workspace, print_problems
 from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
 from madlite.model import Card, Json, Request
+from madlite.plan.context import Context
 from madlite.text import align
 
 
@@ -164,14 +165,11 @@ def gpus(as_json: bool, clear: tuple[int, ...]) -> None:
     container or with hidepid, it is held until a madlite sees that they are gone, or --clear says so.
     """
     from madlite.batch.gpu_allocator import clear_unseen, lease_facts, lease_states, lease_text
-    from madlite.machine.detect import detect_machine
-    from madlite.machine.host import Host
     from madlite.store.gpu_leases import lease_folder
 
-    environ = dict(os.environ)
-    machine = detect_machine({}, host=Host(path=environ.get("PATH", ""), env=environ))
+    machine = setup.find_machine(Context(), "")
     print_problems(machine.problems)
-    folder = lease_folder(environ)
+    folder = lease_folder(dict(os.environ))
     states = lease_states(folder, machine.gpus)
     if clear:
         clear_unseen(folder, clear, states)

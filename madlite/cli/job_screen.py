@@ -28,6 +28,7 @@ from madlite.plan.context import Options
 from madlite.platforms.registry import scheduler_of
 from madlite.store.batches import SUMMARY
 from madlite.store.folder import LOG, exists
+from madlite.text import first_of
 
 _STEPS_S = 30.0  # between two lines about the steps of running runs
 SHOWN = 8  # so many runs (in the same state) are named, of more their number
@@ -170,6 +171,5 @@ def _alike_line(states: Sequence[RunState]) -> str:
     reason = f" ({first.state.reason})" if first.state.reason else ""
     jobs = f", jobs {first.job} to {last.job}" if first.job else ""
     cards = Counter(state.run.card for state in states).most_common()
-    named = ", ".join(f"{count} of {card}" for card, count in cards[:3])
-    more = f" and {len(cards) - 3} more cards" if len(cards) > 3 else ""
-    return f"{len(states)} runs: {first.word}{reason}{jobs}, {named}{more}"
+    named = first_of([f"{count} of {card}" for card, count in cards], 3, more=" and {} more cards")
+    return f"{len(states)} runs: {first.word}{reason}{jobs}, {named}"

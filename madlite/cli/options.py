@@ -66,9 +66,10 @@ def complete_tags(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return ids of runs, the newest first, by how they begin or else by any part, and `last`."""
-    from madlite.reports.runs import LAST, names_with
+    from madlite.reports.runs import LAST, names_with, run_names, runs_folder
 
-    names = _ids(ctx)
+    every = run_names(runs_folder(ctx.params.get("directory") or Path()))
+    names = [name for name in reversed(every) if _SAFE.fullmatch(name)]
     found = names_with(names, incomplete) if incomplete else names
     last = [LAST] if names and LAST.startswith(incomplete) else []
     return [CompletionItem(name) for name in (*last, *found)]
@@ -81,28 +82,18 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return [CompletionItem(incomplete, type="file"), *names]
 
 
-def _ids(ctx: click.Context) -> list[str]:
-    from madlite.reports.runs import run_names, runs_folder
-
-    folder = ctx.params.get("directory") or Path()
-    return [name for name in reversed(run_names(runs_folder(Path(folder)))) if _SAFE.fullmatch(name)]
-
-
 def _names_of_cards() -> Iterator[str]:
     """Yield the names of all cards that are written down, then their tags; no program that lists cards is executed."""
+    from importlib.metadata import entry_points
+
     from madlite.catalog.sources import bundled_models, load_catalog
     from madlite.cli.setup import find_workspace, home
 
-    shipped = [(entry.name, folder, [Path("models.json")]) for entry in _plugins() for folder in _card_folders(entry)]
+    plugins = entry_points(group="madlite")
+    shipped = [(entry.name, folder, [Path("models.json")]) for entry in plugins for folder in _card_folders(entry)]
     catalog = load_catalog(find_workspace(touch=False), bundled_models(home()), shipped, wanted=())
     yield from (card.name for card in catalog.cards)
     yield from (tag for card in catalog.cards for tag in card.tags)
-
-
-def _plugins() -> Iterable[EntryPoint]:
-    from importlib.metadata import entry_points
-
-    return entry_points(group="madlite")
 
 
 def _card_folders(entry: EntryPoint) -> Iterator[Path]:

@@ -29,7 +29,7 @@ from madlite.reports.runs import find_named, open_run, runs_folder
 from madlite.run.backend_choice import find_backend
 from madlite.secrets import Redactor, assigned, collect, masked_json
 from madlite.store.record import read_plan
-from madlite.text import counted, figure, printable, status_text
+from madlite.text import counted, figure, first_of, printable, status_text
 
 _STDIN = "-"
 _WARMUP_STEPS = Variant(model="").warmup_steps
@@ -251,8 +251,8 @@ def _steps(reading: LogReading, first: int, last: int) -> str:
 def _pairs(values: Mapping[str, str]) -> str:
     """Return the first few pairs of a mapping as text, common keys first."""
     names = [*(name for name in _FIRST if name in values), *(name for name in values if name not in _FIRST)]
-    more = f" and {len(names) - _PAIRS} more (--json)" if len(names) > _PAIRS else ""
-    return " · ".join(f"{name} {values[name][:LONGEST]}" for name in names[:_PAIRS]) + more
+    pairs = [f"{name} {values[name][:LONGEST]}" for name in names]
+    return first_of(pairs, _PAIRS, " · ", " and {} more (--json)")
 
 
 # What a log shows, as JSON for scripts.

@@ -34,12 +34,11 @@ from madlite.perfcsv.append import check_appendable, make_folder
 from madlite.perfcsv.rows import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
-from madlite.plan.submission import PREFIX
 from madlite.reports import listing
 from madlite.reports.index import RunFilter, RunIndex, open_index
 from madlite.reports.listing import Fields, RunGroup, group_runs, heading, narrowed, ordered
 from madlite.reports.runs import StoredRun, match_runs, runs_folder
-from madlite.store.folder import real_folders, uncollected
+from madlite.store.folder import uncollected
 from madlite.text import align, duration, printable, shortened, status_text
 
 if TYPE_CHECKING:
@@ -264,13 +263,11 @@ def _collect_jobs(output: Path | None) -> Follower | None:
     They go to `output`, or to the results file of each command that submitted them.
     """
     here = Path.cwd()
-    if not any(folder.name.startswith(PREFIX) for folder in real_folders(here / RUNS)):
-        return None
-    from madlite.cli.job_screen import open_jobs
-
     stored = tuple(submission for submission in stored_submissions(here) if submission.open_runs)
     if not stored:
         return None
+    from madlite.cli.job_screen import open_jobs
+
     for file in dict.fromkeys(here / (output or submission.submission.output) for submission in stored):
         check_appendable(file, here)
     screen, follower = open_jobs(stored, output=output)

@@ -28,6 +28,7 @@ from madlite.platforms.registry import SCHEDULERS, is_job_id
 from madlite.store.events import Event, EventLog, JobEnded, JobEvent, append
 from madlite.store.folder import open_runs, real_folders
 from madlite.store.locks import acquire, is_locked
+from madlite.text import first_of
 
 _LOG = logging.getLogger(__name__)
 LOCK = "submitting"
@@ -195,16 +196,12 @@ def stored_submissions(workspace: Path, *, warn: bool = True) -> tuple[Stored, .
     folders = [real_folder for real_folder in real_folders(runs) if real_folder.name.startswith(PREFIX)]
     own = EventLog.read(runs).made(folder.name.removeprefix(PREFIX) for folder in folders)
     found = [stored for folder in folders if (stored := read_stored(folder)) is not None]
-    foreign = [
-        submission.folder.name for submission in found if submission.submission.id not in own and submission.open_runs
-    ]
+    foreign = [each.folder for each in found if each.submission.id not in own and each.open_runs]
     if foreign and warn:
-        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         _LOG.warning(
-            "%s%s: did not begin in this folder (copied or moved here), so left alone; madlite runs collect writes the "
+            "%s: did not begin in this folder (copied or moved here), so left alone; madlite runs collect writes the "
             "rows of runs that ended here, madlite cluster jobs lists jobs",
-            ", ".join(f"{RUNS}/{name}" for name in foreign[:3]),
-            more,
+            first_of([f"{RUNS}/{folder.name}" for folder in foreign], 3),
         )
     return tuple(submission for submission in found if submission.submission.id in own)
 
