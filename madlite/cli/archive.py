@@ -15,7 +15,7 @@ from madlite.archive.prune import Prunable, Rules, find_prunable
 from madlite.backends.loader import Plugins
 from madlite.catalog.datasets import read_credentials
 from madlite.cli import setup
-from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option
+from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option, file_option
 from madlite.cli.options import Command, common_options, complete_runs, dir_option, folder_options, verbose_option
 from madlite.cli.terminal import echo, echo_json
 from madlite.errors import ExitCode, UsageProblem
@@ -42,7 +42,7 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
 @click.argument("run", nargs=-1, shell_complete=complete_runs)
 @click.option("--of", default="", metavar="ID", help="Those of a batch or a study: the beginning of its id, or last.")
 @click.option("--status", default="", metavar="WORD", help="As for madlite runs.")
-@click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="What is written: x.tar.gz.")
+@file_option("-o", "--output", required=True, what="What is written: x.tar.gz.")
 @click.option("--max-file", type=SIZE, default=256 << 20, metavar="SIZE", help="Largest file.  [default: 256M]")
 @click.option("--binary", is_flag=True, help="Also pack results that cannot be read as text: secrets may be in them.")
 @folder_options

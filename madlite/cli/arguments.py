@@ -100,6 +100,11 @@ def number_option(
     return click.option(name, type=kind, default=default, metavar=metavar, help=f"{what}  [default: {default:g}]")
 
 
+def count_option(name: str, least: int, what: str, default: int | None = None) -> Callable[[F], F]:
+    """Return the option of a whole number."""
+    return click.option(name, type=whole_number(least), default=default, metavar="N", help=what)
+
+
 class FiniteRange(click.FloatRange):
     """A number in a range, which NaN is in none of; infinity is no number that anything can be counted against."""
 
@@ -152,19 +157,25 @@ MANIFEST = Path("build_manifest.json")  # the default
 COLUMNS = ("cause", "reason", "suspect", "run", "notes", "configs")  # perfcsv.rows: a test holds them together
 
 
-def file_option(*names: str, default: str | Path, what: str = "What is written.") -> Callable[[F], F]:
+def file_option(*names: str, what: str, default: str | Path | None = None, **more: Any) -> Callable[[F], F]:
     """Return the option of a file, whose help shows the default."""
-    return click.option(*names, type=FILE, default=Path(default), show_default=True, metavar="FILE", help=what)
+    file = Path(default) if default is not None else None
+    return click.option(*names, type=FILE, default=file, show_default=True, metavar="FILE", help=what, **more)
 
 
-output_option = partial(file_option, "-o", "--output")
+def directory_option(*names: str, what: str, default: Path | None = None, **more: Any) -> Callable[[F], F]:
+    """Return the option of a folder."""
+    return click.option(*names, type=FILE, default=default, metavar="DIR", help=what, **more)
+
+
+output_option = partial(file_option, "-o", "--output", what="What is written.")
 OUTPUT = output_option(default="perf.csv", what="Results file.")
 RESULTS = (
     OUTPUT,
     click.option("--strict-header", is_flag=True, help="Never add a column to perf.csv."),
     click.option("--add-column", multiple=True, type=click.Choice(COLUMNS), help="Add a column of madlite's own."),
 )
-SUMMARY = click.option("-s", "--summary-output", type=FILE, metavar="FILE", help="Also write the outcome as JSON.")
+SUMMARY = file_option("-s", "--summary-output", what="Also write the outcome as JSON.")
 FAIL_ON_SUSPECT = click.option("--fail-on-suspect", is_flag=True, help="Exit with 3 where a success is suspect.")
 CLEANUP = click.option("--cleanup-perf", is_flag=True, help="Remove perf_entry.* and perf_entry_super.* at the end.")
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import click
 
-from madlite.cli.arguments import FiniteRange, TextType, matching, number_option, whole_number
+from madlite.cli.arguments import FiniteRange, TextType, count_option, file_option, matching, number_option
 from madlite.cli.options import F, group, is_given, section, spelled
 from madlite.errors import UsageProblem
 
@@ -129,10 +129,10 @@ parallel_options = group(
         help="Keep runs to their GPUs' NUMA nodes.  [default: off]",
     ),
     click.option("--fail-fast", is_flag=True, help="Start no other run once one failed."),
-    click.option("--max-failures", type=whole_number(1), metavar="N", help="Start no other run once N failed."),
+    count_option("--max-failures", 1, "Start no other run once N failed."),
 )
 """Add the options of several runs."""
-_REPEAT = click.option("--repeat", type=whole_number(1), metavar="N", help="Run each of them N times; docs/repeat.md.")
+_REPEAT = count_option("--repeat", 1, "Run each of them N times; docs/repeat.md.")
 _KEEP_GOING = click.option(
     "--keep-going", is_flag=True, help="Go on where the first runs of a study all failed with the same error."
 )
@@ -200,9 +200,7 @@ _JOBS = (
     click.option("--detach", is_flag=True, help="With --cluster: do not wait; madlite cluster attach does."),
     interrupt_option,
 )
-_NODES = click.option(
-    "--nodes", type=whole_number(1), metavar="N", help="Nodes of each run.  [default: 1, or all of an allocation]"
-)
+_NODES = count_option("--nodes", 1, "Nodes of each run.  [default: 1, or all of an allocation]")
 cluster_option = click.option("--cluster", metavar="NAME", help="With --build-on-compute: a job of this cluster.")
 
 
@@ -216,11 +214,8 @@ _EACH_NODE = (
         metavar="[=NODE,…]",
         help="With --cluster: run on every node, or on each of these, by itself; compare them at the end.",
     ),
-    click.option(
-        "--exclude-list",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="With --each-node: write the nodes to leave out to FILE, for --exclude of sbatch.",
+    file_option(
+        "--exclude-list", what="With --each-node: write the nodes to leave out to FILE, for --exclude of sbatch."
     ),
 )
 cluster_options = group(section("Cluster"), _CLUSTER, _NODES, *_EACH_NODE, *_JOBS)
@@ -276,13 +271,7 @@ sweep_options = group(
 """Add the options of a sweep."""
 retry_options = group(
     section("Failed runs"),
-    click.option(
-        "--retry",
-        type=whole_number(0),
-        default=0,
-        metavar="N",
-        help="Retry up to N times what may pass; docs/resume.md.",
-    ),
+    count_option("--retry", 0, "Retry up to N times what may pass; docs/resume.md.", default=0),
     number_option("--retry-wait", FiniteRange(0, 86400), 10, "SECONDS", "First wait; doubles."),
 )
 """Add the options of runs that are tried again."""

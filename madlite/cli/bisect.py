@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.cli import setup
-from madlite.cli.arguments import FILE, number_option, whole_number
+from madlite.cli.arguments import directory_option, number_option, whole_number
 from madlite.cli.batch_options import no_cluster, resume_study_option, retry_options, settle_options
 from madlite.cli.options import (
     TagsCommand,
@@ -44,7 +44,7 @@ from madlite.study.engine import Search, only_run, plan_key
 @section("Search")
 @click.option("--between", multiple=True, metavar="LIST", help="Images or recipe files, in order, or a file of them.")
 @click.option("--repository", default="", metavar="PATH", help="Bisect the commits of the run's git repository.")
-@click.option("--clone", type=FILE, metavar="DIR", help="A clone of it here.  [default: git in a container]")
+@directory_option("--clone", what="A clone of it here.  [default: git in a container]")
 @click.option("--good", default="", metavar="ITEM", help="The item that is good.  [default: the first of the list]")
 @click.option("--bad", default="", metavar="ITEM", help="The item that is bad.  [default: the last of the list]")
 @click.option("--metric", default="", metavar="NAME", help="Compare this metric.  [default: a run's headline]")

@@ -20,7 +20,7 @@ from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted
 from madlite.catalog.datasets import read_credentials
 from madlite.cli import setup
-from madlite.cli.arguments import FILE, MANIFEST, SUMMARY, contract, file_option
+from madlite.cli.arguments import MANIFEST, SUMMARY, contract, file_option
 from madlite.cli.arguments import VARIABLE as CONTRACT
 from madlite.cli.batch_options import check_together, cluster_option, named_cluster
 from madlite.cli.options import (
@@ -68,9 +68,7 @@ _EXCLUDE = (  # as in madengine 2
 @click.command("build", cls=TagsCommand)
 @section("Models")
 @models_options
-@click.option(
-    "--batch-manifest", type=FILE, metavar="FILE", help="Models as a JSON list, some built anew, some built before."
-)
+@file_option("--batch-manifest", what="Models as a JSON list, some built anew, some built before.")
 @context_options
 @vendor_option
 @section("Image and container")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import click
 
 from madlite.cli import setup
-from madlite.cli.arguments import EFFECT, PERCENT, FiniteRange
+from madlite.cli.arguments import EFFECT, PERCENT, FiniteRange, file_option
 from madlite.cli.main import Group
 from madlite.cli.options import Command, complete_runs, folder_options, read_where, where_option
 from madlite.cli.terminal import echo, echo_status, without_secrets
@@ -102,7 +102,7 @@ _MOST_TRIPS = 10
 @click.option("--top", type=click.IntRange(min=0), default=40, show_default=True, metavar="N", help="Rows; 0 all.")
 @click.option("--json", "as_json", is_flag=True, help="Print an object.")
 @click.option("--markdown", is_flag=True, help="Print Markdown for a pull request.")
-@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit's XML.")
+@file_option("--junit", what="Also write JUnit's XML.")
 @folder_options
 def command(
     base: str,

@@ -17,12 +17,12 @@ from click.shell_completion import CompletionItem, shell_complete
 from madlite.cli.arguments import (
     CLEANUP,
     FAIL_ON_SUSPECT,
-    FILE,
     MANIFEST,
     NAMED,
     RESULTS,
     SUMMARY,
     contract_option,
+    directory_option,
     file_option,
     in_full,
     whole_number,
@@ -279,14 +279,12 @@ tags_option = group(
 models_options = group(
     tags_option,
     section("Models"),
-    click.option(
+    directory_option(
         "--cards-from",
-        type=FILE,
         multiple=True,
         envvar="MADLITE_CARDS_FROM",
         show_envvar=True,
-        metavar="DIR",
-        help="Also the cards that a plugin makes of this folder, e.g. a Primus checkout. Repeatable.",
+        what="Also the cards that a plugin makes of this folder, e.g. a Primus checkout. Repeatable.",
     ),
 )
 """Add both, and --cards-from, which $MADLITE_CARDS_FROM stands in for."""
@@ -366,13 +364,8 @@ def selecting_option(name: str, what: str) -> Callable[[F], F]:
     )
 
 
-dir_option = click.option(
-    "--dir",
-    "directory",
-    type=FILE,
-    default=Path(),
-    metavar="DIR",
-    help="Working folder of the runs.  [default: this one]",
+dir_option = directory_option(
+    "--dir", "directory", default=Path(), what="Working folder of the runs.  [default: this one]"
 )
 """Add --dir, the working folder of the runs."""
 
@@ -422,7 +415,7 @@ common_options = group(
 context_options = group(
     section("Plan"),
     click.option("-c", "--additional-context", default="", metavar="JSON", help="Context; options win over it."),
-    click.option("-f", "--additional-context-file", type=FILE, metavar="FILE", help="Context from a file."),
+    file_option("-f", "--additional-context-file", what="Context from a file."),
 )
 """Add --additional-context and its file."""
 vendor_option = group(
@@ -444,9 +437,7 @@ _DECIDING = group(
     section("Plan"),
     *NAMED,
     click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a value of the plan; explain --all."),
-    click.option(
-        "--recipe-file", type=FILE, callback=_read_recipe_file, metavar="FILE", help="Settings; docs/recipe-files.md."
-    ),
+    file_option("--recipe-file", callback=_read_recipe_file, what="Settings; docs/recipe-files.md."),
     vendor_option,
     click.option("--timeout", type=whole_number(-1), metavar="SECONDS", help="Limit of a run; 0 none, -1 the card's."),
     section("Models"),
@@ -461,13 +452,9 @@ _DECIDING = group(
     click.option("--keep-model-dir", is_flag=True, help="Keep the model's folder."),
     clean_cache_option,
     section("Data and tools"),
-    click.option(
-        "--data-config", "--data-config-file-name", type=FILE, metavar="FILE", help="Data sets.  [default: data.json]"
-    ),
-    click.option("--force-mirror-local", type=FILE, metavar="DIR", help="Keep copies of remote data sets in DIR."),
-    click.option(
-        "--tools-config", "--tools-json-file-name", type=FILE, metavar="FILE", help="Profiling tools: a tools.json."
-    ),
+    file_option("--data-config", "--data-config-file-name", what="Data sets.  [default: data.json]"),
+    directory_option("--force-mirror-local", what="Keep copies of remote data sets in DIR."),
+    file_option("--tools-config", "--tools-json-file-name", what="Profiling tools: a tools.json."),
     click.option(
         "--sys-env-details/--no-sys-env-details",
         "sys_env_details",
@@ -486,8 +473,7 @@ _DECIDING = group(
     contract_option,
 )
 _FROM_MANIFEST = group(
-    section("Models"),
-    click.option("-m", "--manifest-file", type=FILE, metavar="FILE", help="Run what this manifest of a build names."),
+    section("Models"), file_option("-m", "--manifest-file", what="Run what this manifest of a build names.")
 )
 closing_options = group(
     section("Results"),

@@ -16,7 +16,7 @@ from madlite.archive.verify import limited
 from madlite.backends.loader import Plugins
 from madlite.backends.log_formats import step_format
 from madlite.cli import setup
-from madlite.cli.arguments import FAIL_ON_SUSPECT, whole_number
+from madlite.cli.arguments import FAIL_ON_SUSPECT, count_option
 from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, suspect_lines, window_statistics
 from madlite.cli.options import Command, common_options, complete_runs, dir_option
 from madlite.cli.terminal import coloured, has_colour, mask
@@ -39,9 +39,7 @@ _WARMUP_STEPS = Variant(model="").warmup_steps
 @click.argument("log", nargs=-1, required=True, metavar="LOG...", shell_complete=complete_runs)
 @click.option("--backend", default="", metavar="NAME", help="Framework of the log; overrides detection.")
 @click.option("--step", default="", metavar="REGEX", help="How a step's line reads; docs/parse.md.")
-@click.option(
-    "--warmup", type=whole_number(0), metavar="N", help=f"Steps to leave out.  [default: {_WARMUP_STEPS}, or the run's]"
-)
+@count_option("--warmup", 0, f"Steps to leave out.  [default: {_WARMUP_STEPS}, or the run's]")
 @click.option("--json", "as_json", is_flag=True, help="Print an object with every step; a list of them for several.")
 @FAIL_ON_SUSPECT
 @dir_option

@@ -34,9 +34,9 @@ class Sink:
     """Writes to a file descriptor from a thread of its own."""
 
     encoding = "utf-8"
+    dropped_bytes = 0
 
     def __init__(self, fd: int) -> None:
-        self.dropped_bytes = 0
         self._fd = fd
         self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._waiting_bytes = 0
@@ -103,6 +103,9 @@ class DirectSink(Sink):
                 write_all(self._fd, memoryview(data))
             except OSError:
                 self._is_read = False
+
+    def close(self, limit_s: float = 3.0) -> None:
+        """Do nothing: all is written."""
 
 
 Comparison = Callable[[RunPlan, Result], str]

@@ -27,7 +27,7 @@ from madlite.plan.submission import ENVIRONMENT, PLANS, PREFIX, SUBMISSION, VERS
 from madlite.platforms.registry import SCHEDULERS, is_job_id
 from madlite.store.events import Event, EventLog, JobEnded, JobEvent, append
 from madlite.store.folder import open_runs, real_folders
-from madlite.store.locks import acquire, is_locked
+from madlite.store.locks import is_locked, open_locked
 from madlite.text import first_of
 
 _LOG = logging.getLogger(__name__)
@@ -100,9 +100,8 @@ def job_name(submission_id: str, number: int) -> str:
 @contextmanager
 def locked(home: Folder) -> Iterator[None]:
     """Hold the lock of a submission's folder, once nobody else does."""
-    lock = home.open_file(LOCK)
+    lock = open_locked(home, LOCK)
     try:
-        acquire(lock)
         yield
     finally:
         os.close(lock)
