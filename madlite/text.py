@@ -221,6 +221,12 @@ def align(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str
     return ["  ".join(to(cell, wide) for to, cell, wide in zip(put, row, widths, strict=True)).rstrip() for row in rows]
 
 
+def first_of(texts: Sequence[str], most: int, between: str = ", ", more: str = " and {} more") -> str:
+    """Return the first few texts, and how many more there are."""
+    left = len(texts) - most
+    return between.join(texts[:most]) + (more.format(left) if left > 0 else "")
+
+
 def shortened(text: str, most: int) -> str:
     """Return at most so many characters of a text, an ellipsis the last of a longer one."""
     return text if len(text) <= most else text[: most - 1] + "…"
@@ -296,9 +302,10 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
-def status_text(status: str, suspect: Sequence[str]) -> str:
-    """Return a status, marked where the number is suspect."""
-    return f"{status} (suspect)" if suspect else status
+def status_text(status: str, suspect: Sequence[str], cause: str = "") -> str:
+    """Return a status, marked where the number is suspect, and the cause of a failure."""
+    marked = f"{status} (suspect)" if suspect else status
+    return f"{marked} [{cause}]" if cause else marked
 
 
 # JSON whose numbers stay as they are spelled: text in, text out, as files beside perf.csv have it.

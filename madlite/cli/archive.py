@@ -15,17 +15,17 @@ from madlite.archive.prune import Prunable, Rules, find_prunable
 from madlite.backends.loader import Plugins
 from madlite.catalog.datasets import read_credentials
 from madlite.cli import setup
-from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option
+from madlite.cli.arguments import AGE, FILE, OUTPUT, SIZE, contract, contract_option, file_option
 from madlite.cli.options import Command, common_options, complete_runs, dir_option, folder_options, verbose_option
 from madlite.cli.terminal import echo, echo_json
 from madlite.errors import ExitCode, UsageProblem
 from madlite.files import exists
 from madlite.perfcsv.append import check_appendable, make_folder
 from madlite.perfcsv.rows import new_columns
-from madlite.reports.index import RunFilter, RunIndex
+from madlite.reports.index import RunFilter, open_index
 from madlite.reports.runs import StoredRun, match_runs, open_run, runs_folder
 from madlite.secrets import collect, is_secret
-from madlite.text import counted, size_text
+from madlite.text import counted, first_of, size_text
 
 if TYPE_CHECKING:
     from madlite.archive.verify import Verified
@@ -42,7 +42,7 @@ _NAMED = 3  # files of a run that are left out and shown, the largest
 @click.argument("run", nargs=-1, shell_complete=complete_runs)
 @click.option("--of", default="", metavar="ID", help="Those of a batch or a study: the beginning of its id, or last.")
 @click.option("--status", default="", metavar="WORD", help="As for madlite runs.")
-@click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="What is written: x.tar.gz.")
+@file_option("-o", "--output", required=True, what="What is written: x.tar.gz.")
 @click.option("--max-file", type=SIZE, default=256 << 20, metavar="SIZE", help="Largest file.  [default: 256M]")
 @click.option("--binary", is_flag=True, help="Also pack results that cannot be read as text: secrets may be in them.")
 @folder_options
@@ -71,11 +71,10 @@ def command(
 
 def _lines(packed_run: PackedRun) -> Iterator[str]:
     yield f"{packed_run.id}  {packed_run.card}  {counted(len(packed_run.files), 'file')}, {size_text(packed_run.bytes)}"
-    masked = [file for file in packed_run.files if file.masked]
+    masked = [f"{file.path} ({file.masks})" for file in packed_run.files if file.masked]
     if masked:
-        named = ", ".join(f"{file.path} ({file.masks})" for file in masked[:_MASKED])
-        more = f", and {len(masked) - _MASKED} more" if len(masked) > _MASKED else ""
-        yield f"  secrets masked in {counted(len(masked), 'file')}: {named}{more}"
+        named = first_of(masked, _MASKED, more=", and {} more")
+        yield f"  secrets masked in {counted(len(masked), 'file')}: {named}"
     if packed_run.left_out_files:
         largest = sorted(packed_run.left_out, key=lambda file: -file.bytes)[:_NAMED]
         named = ", ".join(f"{file.path} ({file.why})" for file in largest)
@@ -93,8 +92,7 @@ def _choose(runs: Path, names: Sequence[str], of: str, status: str) -> list[Stor
     if not (names or of or status):
         raise UsageProblem("no run is named", "madlite archive last -o run.tar.gz   ('*' are all)")
     ids = {folder.name for name in names for folder in match_runs(runs, name)}
-    with RunIndex(runs) as index:
-        index.refresh()
+    with open_index(runs) as index:
         filters = RunFilter(status=status, of=index.named_by(of))
         chosen = index.opened([id for id in index.ids(filters) if not names or id in ids])
     good = []

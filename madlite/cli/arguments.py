@@ -86,11 +86,23 @@ def without(phrases: Sequence[str], words: Sequence[str]) -> list[str] | None:
 # Options of their own for keys of a plan: what they set is what --set KEY=VALUE would.
 
 
-def whole_number(least: int | None = None) -> click.types.IntParamType:
+def whole_number(least: int) -> click.IntRange:
     """Return the type of a whole number, as messages call it."""
-    kind = click.types.IntParamType() if least is None else click.IntRange(least)  # whose help has a range without ends
+    kind = click.IntRange(least)
     kind.name = "whole number"
     return kind
+
+
+def number_option(
+    name: str, kind: click.FloatRange | click.types.IntParamType, default: float, metavar: str, what: str
+) -> Callable[[F], F]:
+    """Return the option of a number, whose help shows the default."""
+    return click.option(name, type=kind, default=default, metavar=metavar, help=f"{what}  [default: {default:g}]")
+
+
+def count_option(name: str, least: int, what: str, default: int | None = None) -> Callable[[F], F]:
+    """Return the option of a whole number."""
+    return click.option(name, type=whole_number(least), default=default, metavar="N", help=what)
 
 
 class FiniteRange(click.FloatRange):
@@ -145,19 +157,25 @@ MANIFEST = Path("build_manifest.json")  # the default
 COLUMNS = ("cause", "reason", "suspect", "run", "notes", "configs")  # perfcsv.rows: a test holds them together
 
 
-def output_option(default: str, what: str = "What is written.") -> Callable[[F], F]:
-    """Return -o FILE with a default."""
-    file = Path(default)
-    return click.option("-o", "--output", type=FILE, default=file, show_default=True, metavar="FILE", help=what)
+def file_option(*names: str, what: str, default: str | Path | None = None, **more: Any) -> Callable[[F], F]:
+    """Return the option of a file, whose help shows the default."""
+    file = Path(default) if default is not None else None
+    return click.option(*names, type=FILE, default=file, show_default=True, metavar="FILE", help=what, **more)
 
 
-OUTPUT = output_option("perf.csv", "Results file.")
+def directory_option(*names: str, what: str, default: Path | None = None, **more: Any) -> Callable[[F], F]:
+    """Return the option of a folder."""
+    return click.option(*names, type=FILE, default=default, metavar="DIR", help=what, **more)
+
+
+output_option = partial(file_option, "-o", "--output", what="What is written.")
+OUTPUT = output_option(default="perf.csv", what="Results file.")
 RESULTS = (
     OUTPUT,
     click.option("--strict-header", is_flag=True, help="Never add a column to perf.csv."),
     click.option("--add-column", multiple=True, type=click.Choice(COLUMNS), help="Add a column of madlite's own."),
 )
-SUMMARY = click.option("-s", "--summary-output", type=FILE, metavar="FILE", help="Also write the outcome as JSON.")
+SUMMARY = file_option("-s", "--summary-output", what="Also write the outcome as JSON.")
 FAIL_ON_SUSPECT = click.option("--fail-on-suspect", is_flag=True, help="Exit with 3 where a success is suspect.")
 CLEANUP = click.option("--cleanup-perf", is_flag=True, help="Remove perf_entry.* and perf_entry_super.* at the end.")
 
@@ -272,6 +290,17 @@ class TextType(click.ParamType):  # type: ignore[type-arg]
             return self._read(value.strip())
         except (ValueError, OverflowError):  # a 31st of February, more days than years have
             self.fail(f"{value!r} is no {self.name}: write {self._examples}", param, ctx)
+
+
+def matching(pattern: str) -> Callable[[str], str]:
+    """Return what reads a text that is as a pattern has it."""
+
+    def read(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(text)
+        return text
+
+    return read
 
 
 def _seconds(text: str) -> float:

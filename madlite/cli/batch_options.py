@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
 
-from madlite.cli.arguments import FiniteRange, TextType, whole_number
+from madlite.cli.arguments import FiniteRange, TextType, count_option, file_option, matching, number_option
 from madlite.cli.options import F, group, is_given, section, spelled
 from madlite.errors import UsageProblem
 
@@ -130,10 +129,10 @@ parallel_options = group(
         help="Keep runs to their GPUs' NUMA nodes.  [default: off]",
     ),
     click.option("--fail-fast", is_flag=True, help="Start no other run once one failed."),
-    click.option("--max-failures", type=whole_number(1), metavar="N", help="Start no other run once N failed."),
+    count_option("--max-failures", 1, "Start no other run once N failed."),
 )
 """Add the options of several runs."""
-_REPEAT = click.option("--repeat", type=whole_number(1), metavar="N", help="Run each of them N times; docs/repeat.md.")
+_REPEAT = count_option("--repeat", 1, "Run each of them N times; docs/repeat.md.")
 _KEEP_GOING = click.option(
     "--keep-going", is_flag=True, help="Go on where the first runs of a study all failed with the same error."
 )
@@ -145,13 +144,7 @@ _SETTLE = (
         metavar="[=CELSIUS]",
         help="Wait before each run until the GPUs are as cool as this, or as at the first run's start.",
     ),
-    click.option(
-        "--settle-timeout",
-        type=FiniteRange(0),
-        default=300,
-        metavar="SECONDS",
-        help="Longest settling.  [default: 300]",
-    ),
+    number_option("--settle-timeout", FiniteRange(0), 300, "SECONDS", "Longest settling."),
 )
 repeat_options = group(
     section("Repeats"),
@@ -197,13 +190,7 @@ exclude_option = click.option(
 """Add --exclude."""
 
 
-def _start(text: str) -> str:
-    if not re.fullmatch(r"[\w:+.,?@/-]+", text):
-        raise ValueError(text)
-    return text
-
-
-_START = TextType("start", _start, "it as sbatch has it: afterok:1234, 16:00, now+2hours")
+_START = TextType("start", matching(r"[\w:+.,?@/-]+"), "it as sbatch has it: afterok:1234, 16:00, now+2hours")
 _JOBS = (
     click.option(
         "--dependency", type=_START, metavar="LIST", help="With --cluster: start after these jobs: afterok:1234."
@@ -213,32 +200,22 @@ _JOBS = (
     click.option("--detach", is_flag=True, help="With --cluster: do not wait; madlite cluster attach does."),
     interrupt_option,
 )
-_NODES = click.option(
-    "--nodes", type=whole_number(1), metavar="N", help="Nodes of each run.  [default: 1, or all of an allocation]"
-)
+_NODES = count_option("--nodes", 1, "Nodes of each run.  [default: 1, or all of an allocation]")
 cluster_option = click.option("--cluster", metavar="NAME", help="With --build-on-compute: a job of this cluster.")
 
 
-def _some_nodes(text: str) -> str:
-    if not text.strip(" ,"):
-        raise ValueError(text)
-    return text
-
-
+_SOME_NODES = TextType("list of nodes", matching(r"(?s).*[^ ,].*"), "n1,n2 or n[1-4]; --each-node alone is every node")
 _EACH_NODE = (
     click.option(
         "--each-node",
         is_flag=False,
         flag_value=EVERY,
-        type=TextType("list of nodes", _some_nodes, "n1,n2 or n[1-4]; --each-node alone is every node"),
+        type=_SOME_NODES,
         metavar="[=NODE,…]",
         help="With --cluster: run on every node, or on each of these, by itself; compare them at the end.",
     ),
-    click.option(
-        "--exclude-list",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="With --each-node: write the nodes to leave out to FILE, for --exclude of sbatch.",
+    file_option(
+        "--exclude-list", what="With --each-node: write the nodes to leave out to FILE, for --exclude of sbatch."
     ),
 )
 cluster_options = group(section("Cluster"), _CLUSTER, _NODES, *_EACH_NODE, *_JOBS)
@@ -294,20 +271,8 @@ sweep_options = group(
 """Add the options of a sweep."""
 retry_options = group(
     section("Failed runs"),
-    click.option(
-        "--retry",
-        type=whole_number(0),
-        default=0,
-        metavar="N",
-        help="Retry up to N times what may pass; docs/resume.md.",
-    ),
-    click.option(
-        "--retry-wait",
-        type=FiniteRange(0, 86400),
-        default=10,
-        metavar="SECONDS",
-        help="First wait; doubles.  [default: 10]",
-    ),
+    count_option("--retry", 0, "Retry up to N times what may pass; docs/resume.md.", default=0),
+    number_option("--retry-wait", FiniteRange(0, 86400), 10, "SECONDS", "First wait; doubles."),
 )
 """Add the options of runs that are tried again."""
 resume_option = group(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from madlite.backends.loader import Plugins
 from madlite.cli import setup
-from madlite.cli.arguments import FILE, whole_number
+from madlite.cli.arguments import directory_option, number_option, whole_number
 from madlite.cli.batch_options import no_cluster, resume_study_option, retry_options, settle_options
 from madlite.cli.options import (
     TagsCommand,
@@ -44,7 +44,7 @@ from madlite.study.engine import Search, only_run, plan_key
 @section("Search")
 @click.option("--between", multiple=True, metavar="LIST", help="Images or recipe files, in order, or a file of them.")
 @click.option("--repository", default="", metavar="PATH", help="Bisect the commits of the run's git repository.")
-@click.option("--clone", type=FILE, metavar="DIR", help="A clone of it here.  [default: git in a container]")
+@directory_option("--clone", what="A clone of it here.  [default: git in a container]")
 @click.option("--good", default="", metavar="ITEM", help="The item that is good.  [default: the first of the list]")
 @click.option("--bad", default="", metavar="ITEM", help="The item that is bad.  [default: the last of the list]")
 @click.option("--metric", default="", metavar="NAME", help="Compare this metric.  [default: a run's headline]")
@@ -55,13 +55,7 @@ from madlite.study.engine import Search, only_run, plan_key
     metavar="GATE",
     help="What makes an item bad: 'regression>3%'.  [default: half of the difference of the ends]",
 )
-@click.option(
-    "--max-repeats",
-    type=whole_number(FEWEST),
-    default=16,
-    metavar="N",
-    help="Give up an item after N runs.  [default: 16]",
-)
+@number_option("--max-repeats", whole_number(FEWEST), 16, "N", "Give up an item after N runs.")
 @resume_study_option
 @section("Plan")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the list and what the first run would do; touch nothing.")

@@ -20,7 +20,7 @@ from madlite.backends.loader import Plugins
 from madlite.cancellation import Interrupted
 from madlite.catalog.datasets import read_credentials
 from madlite.cli import setup
-from madlite.cli.arguments import SUMMARY, contract
+from madlite.cli.arguments import MANIFEST, SUMMARY, contract, file_option
 from madlite.cli.arguments import VARIABLE as CONTRACT
 from madlite.cli.batch_options import check_together, cluster_option, named_cluster
 from madlite.cli.options import (
@@ -32,9 +32,11 @@ from madlite.cli.options import (
     live_option,
     machine_option,
     models_options,
+    option_words,
     plan_options,
     registry_option,
     section,
+    spelled,
     vendor_option,
 )
 from madlite.cli.planning import open_cluster, planner
@@ -55,7 +57,6 @@ from madlite.run.stop import Signals
 from madlite.secrets import Redactor, masked_json
 from madlite.text import align, printable, size_text
 
-_FILE = click.Path(path_type=Path)
 _EXCLUDE = (  # as in madengine 2
     ("batch_manifest", "tags", "it names the models"),
     ("additional_context", "additional_context_file", "one context at a time"),
@@ -67,9 +68,7 @@ _EXCLUDE = (  # as in madengine 2
 @click.command("build", cls=TagsCommand)
 @section("Models")
 @models_options
-@click.option(
-    "--batch-manifest", type=_FILE, metavar="FILE", help="Models as a JSON list, some built anew, some built before."
-)
+@file_option("--batch-manifest", what="Models as a JSON list, some built anew, some built before.")
 @context_options
 @vendor_option
 @section("Image and container")
@@ -91,15 +90,7 @@ _EXCLUDE = (  # as in madengine 2
 @cluster_option
 @section("Results")
 @SUMMARY
-@click.option(
-    "-m",
-    "--manifest-output",
-    type=_FILE,
-    default=Path("build_manifest.json"),
-    show_default=True,
-    metavar="FILE",
-    help="Where the manifest goes.",
-)
+@file_option("-m", "--manifest-output", default=MANIFEST, what="Where the manifest goes.")
 @live_option
 @common_options
 def command(**params: Any) -> int:
@@ -201,21 +192,17 @@ def _cluster_of_builds(plugins: Plugins, params: dict[str, Any]) -> Cluster:
 
 def _words(params: dict[str, Any]) -> str:
     """Return the command line of the build itself, for bash: what files say is in it, as they may be pipes."""
-    given = {param.opts[-1]: params.get(str(param.name)) for param in click.get_current_context().command.params}
-    given["--verbose"] = is_given("verbose")
     files: dict[str, Any] = {}
     if params["additional_context_file"] is not None:
-        files["--additional-context-file"] = setup.context_of(params).values
+        files["additional_context_file"] = setup.context_of(params).values
     if params["batch"]:
-        files["--batch-manifest"] = params["batch"]
-    words = [
-        shlex.quote(option if text is True else f"{option}={text}")
-        for option, value in given.items()
-        for text in (value if isinstance(value, tuple) else (value,))
-        if option not in ("--cluster", "--build-on-compute", *files) and text not in (None, False, "")
-    ]
-    texts = {option: shlex.quote(msgspec.json.encode(read).decode()) for option, read in files.items()}
-    return " ".join([*words, *(f"{option} <(printf %s {text})" for option, text in texts.items())])
+        files["batch_manifest"] = params["batch"]
+    own = {**params, **dict.fromkeys(("cluster", "build_on_compute", *files)), "verbose": is_given("verbose")}
+    every = [(param, own.get(str(param.name))) for param in click.get_current_context().command.params]
+    words = [shlex.quote(word) for param, value in every if value for word in option_words(param, value)]
+    for name, read in files.items():
+        words.append(f"{spelled(name)} <(printf %s {shlex.quote(msgspec.json.encode(read).decode())})")
+    return " ".join(words)
 
 
 def _image_folder(params: dict[str, Any]) -> str:
@@ -376,16 +363,8 @@ def table(found: Resolution) -> str:
 
 
 def _cells(requirement: Requirement) -> tuple[str, ...]:
-    size = (
-        "-"
-        if requirement.what.startswith("image ")
-        else "?"
-        if requirement.size is None
-        else size_text(requirement.size)
-    )
-    state = (
-        f"partly here, {size_text(requirement.missing)} left"
-        if requirement.state == "partly here"
-        else requirement.state
-    )
-    return tuple(map(printable, (requirement.what, requirement.source, size, state, requirement.place)))
+    known = "?" if requirement.size is None else size_text(requirement.size)
+    size = "-" if requirement.what.startswith("image ") else known
+    left = f", {size_text(requirement.missing)} left" if requirement.state == "partly here" else ""
+    cells = (requirement.what, requirement.source, size, f"{requirement.state}{left}", requirement.place)
+    return tuple(map(printable, cells))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import click
 
 from madlite.cli import setup
-from madlite.cli.arguments import EFFECT, PERCENT, FiniteRange
+from madlite.cli.arguments import EFFECT, PERCENT, FiniteRange, file_option
 from madlite.cli.main import Group
 from madlite.cli.options import Command, complete_runs, folder_options, read_where, where_option
 from madlite.cli.terminal import echo, echo_status, without_secrets
@@ -102,7 +102,7 @@ _MOST_TRIPS = 10
 @click.option("--top", type=click.IntRange(min=0), default=40, show_default=True, metavar="N", help="Rows; 0 all.")
 @click.option("--json", "as_json", is_flag=True, help="Print an object.")
 @click.option("--markdown", is_flag=True, help="Print Markdown for a pull request.")
-@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit's XML.")
+@file_option("--junit", what="Also write JUnit's XML.")
 @folder_options
 def command(
     base: str,
@@ -222,10 +222,8 @@ def show(report: Report, found: Sequence[Trip], most: int) -> None:
     echo(f"{report.base} → {report.new}   {series_name(shared) if shared else ''}".rstrip())
     if shown:
         _table(shown, shared)
-    echo(
-        summary(report)
-        + (f"; --top 0 shows the other {left}" if (left := len(report.comparisons) - len(shown)) else "")
-    )
+    left = len(report.comparisons) - len(shown)
+    echo(summary(report) + (f"; --top 0 shows the other {left}" if left else ""))
     echo(*_differences(shown), *(f"note: {note}" for note in closing_notes(report)))
     for trip in found[:_MOST_TRIPS]:
         echo_status(f"failed {trip.gate}: {trip.series}: {trip.reason}")
@@ -251,7 +249,7 @@ def _table(shown: Sequence[Comparison], shared: Mapping[str, str]) -> None:
 def _cells(comparison: Comparison, name: str) -> Iterator[str]:
 
     base, new = comparison.pair.base, comparison.pair.new
-    yield f"{name} to {comparison.source}" if comparison.source else name
+    yield _to_source(name, comparison)
     yield figure(comparison.base, "-")
     yield figure(comparison.new, "-")
     yield change(comparison.change, "-")
@@ -268,21 +266,16 @@ def _differences(shown: Sequence[Comparison]) -> Iterator[str]:
         told.setdefault(tuple(map(difference_text, comparison.differences)), []).append(comparison)
     for texts, members in told.items():
         if texts:
-            of = (
-                ""
-                if len(told) == 1
-                else f" of {_short_name(members[0])}" + (f" and {n} more" if (n := len(members) - 1) else "")
-            )
-            yield f"differs{of}:"
+            of = f" of {_to_source(members[0].pair.new['model'], members[0])}"
+            more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+            yield f"differs{of}{more}:" if len(told) > 1 else "differs:"
             yield from (f"  {text}" for text in texts[:MOST_DIFFERENCES])
             if len(texts) > MOST_DIFFERENCES:
                 yield f"  and {len(texts) - MOST_DIFFERENCES} more: --json"
 
 
-def _short_name(comparison: Comparison) -> str:
-    return (
-        f"{comparison.pair.new['model']} to {comparison.source}" if comparison.source else comparison.pair.new["model"]
-    )
+def _to_source(name: str, comparison: Comparison) -> str:
+    return f"{name} to {comparison.source}" if comparison.source else name
 
 
 # `madlite run --baseline`.

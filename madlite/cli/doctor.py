@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ from madlite.backends.loader import Plugins
 from madlite.cli import setup
 from madlite.cli.batch_options import check_together
 from madlite.cli.options import Command, common_options, selecting_option
-from madlite.cli.terminal import echo, echo_lines, terminal_width, without_secrets
+from madlite.cli.terminal import echo, echo_json, terminal_width, without_secrets
 from madlite.errors import ExitCode, MadliteError
 from madlite.text import shortened
 
@@ -65,7 +64,7 @@ def command(purpose: Purpose, quick: bool, health: bool, fix: bool, as_json: boo
     target = _target(root, setup.load(no_plugins))
     outcomes = examine(target, purpose, quick=quick, health=health)
     if as_json:
-        echo_lines(json.dumps(_as_json(target, outcomes, purpose), indent=2))
+        echo_json(_as_json(target, outcomes, purpose))
     else:
         echo(*(_commands(outcomes) if fix else _page(target, outcomes, purpose)))
     return int(ExitCode.DOCTOR if any(outcome.fails for outcome in outcomes) else ExitCode.OK)

@@ -19,7 +19,7 @@ from madlite.model import (
     Window,
 )
 from madlite.model.results import Attempt
-from madlite.text import change, counted, figure, percent, status_text
+from madlite.text import change, counted, figure, first_of, percent, status_text
 
 _BUILT_IN = frozenset(("", *(quantity.unit for quantity in QUANTITIES.values())))  # units
 
@@ -108,8 +108,7 @@ def figures(result: Result) -> str:
     shown = [
         f"{metric.label + ' ' if metric.label else ''}{metric.text} {metric.metric}{_unit(metric)}" for metric in good
     ]
-    more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
-    return ", ".join(shown[:3]) + more
+    return first_of(shown, 3)
 
 
 def outcome_text(result: Result | None) -> str:

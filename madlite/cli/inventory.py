@@ -12,13 +12,14 @@ import click
 from msgspec import to_builtins
 
 from madlite.backends.loader import Plugin, Plugins
-from madlite.catalog.cards import Catalog
+from madlite.catalog.cards import Catalog, args_of, select, split_tags
 from madlite.cli import setup
 from madlite.cli.arguments import cards_text, contract, contract_option
 from madlite.cli.options import Command, TagsCommand, common_options, models_options, section, verbose_option
 from madlite.cli.setup import find_workspace, print_problems
 from madlite.cli.terminal import echo, echo_json, echo_lines, printable_lines, without_secrets
 from madlite.model import Card, Json, Request
+from madlite.plan.context import Context
 from madlite.text import align
 
 
@@ -38,8 +39,6 @@ def discover(tags: tuple[str, ...], cards_from: tuple[Path, ...], every: bool, a
     madlite discover
     madlite discover --tags demo --json
     """
-    from madlite.catalog.cards import args_of, select, split_tags
-
     plugins = setup.load(no_plugins)
     workspace = find_workspace(touch=False)
     wanted = split_tags(tags)
@@ -166,14 +165,11 @@ def gpus(as_json: bool, clear: tuple[int, ...]) -> None:
     container or with hidepid, it is held until a madlite sees that they are gone, or --clear says so.
     """
     from madlite.batch.gpu_allocator import clear_unseen, lease_facts, lease_states, lease_text
-    from madlite.machine.detect import detect_machine
-    from madlite.machine.host import Host
     from madlite.store.gpu_leases import lease_folder
 
-    environ = dict(os.environ)
-    machine = detect_machine({}, host=Host(path=environ.get("PATH", ""), env=environ))
+    machine = setup.find_machine(Context(), "")
     print_problems(machine.problems)
-    folder = lease_folder(environ)
+    folder = lease_folder(dict(os.environ))
     states = lease_states(folder, machine.gpus)
     if clear:
         clear_unseen(folder, clear, states)

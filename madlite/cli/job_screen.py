@@ -8,27 +8,27 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
 from msgspec.structs import replace
 
+from madlite.backends.loader import Plugins
+from madlite.batch.collect import Collected
 from madlite.cli import setup
+from madlite.cli.batches import compare_run, print_totals
+from madlite.cli.format import outcome_text, short_reason
+from madlite.cli.screens import DirectSink, PlainScreen
 from madlite.cli.terminal import echo_on
 from madlite.jobs.follow import Follower
 from madlite.jobs.job import JobTracker, Patience, RunState, summary_text
-from madlite.jobs.submission import stored_submissions
+from madlite.jobs.submission import Stored, stored_submissions
+from madlite.model import Json, RunPlan
 from madlite.plan.context import Options
 from madlite.platforms.registry import scheduler_of
 from madlite.store.batches import SUMMARY
 from madlite.store.folder import LOG, exists
-
-if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
-    from madlite.batch.collect import Collected
-    from madlite.jobs.submission import Stored
-    from madlite.model import Json, RunPlan
+from madlite.text import first_of
 
 _STEPS_S = 30.0  # between two lines about the steps of running runs
 SHOWN = 8  # so many runs (in the same state) are named, of more their number
@@ -38,9 +38,6 @@ class ClusterScreen:
     """What is printed while jobs are followed; `study` and `lines` are of the studies that came to their end."""
 
     def __init__(self, options: Options, plugins: Plugins) -> None:
-        from madlite.cli.batches import compare_run
-        from madlite.cli.screens import DirectSink, PlainScreen
-
         self.plain = PlainScreen(DirectSink(sys.stdout.fileno()), live=False, compare=partial(compare_run, plugins))
         self.study: Json = None
         self.lines: list[str] = []
@@ -83,8 +80,6 @@ class ClusterScreen:
 
     def ended(self, done: Collected, plan: RunPlan | None) -> None:
         """Print what a run on this machine ends with, too."""
-        from madlite.cli.format import outcome_text, short_reason
-
         self.plain.end([f"{done.run_id}: {done.message}"])
         if done.result is not None and plan is None:
             self.plain.end([f"      {outcome_text(done.result)}{short_reason(done.result)}"])
@@ -123,8 +118,6 @@ class ClusterScreen:
 
     def close(self, follower: Follower, code: int) -> int:
         """Write what studies came to, print the totals of what has ended, and return the exit code."""
-        from madlite.cli.batches import print_totals
-
         self.write_studies(follower)
         if follower.results or self.lines:
             files = ", ".join(dict.fromkeys(str(tracker.output) for tracker in follower.trackers))
@@ -178,6 +171,5 @@ def _alike_line(states: Sequence[RunState]) -> str:
     reason = f" ({first.state.reason})" if first.state.reason else ""
     jobs = f", jobs {first.job} to {last.job}" if first.job else ""
     cards = Counter(state.run.card for state in states).most_common()
-    named = ", ".join(f"{count} of {card}" for card, count in cards[:3])
-    more = f" and {len(cards) - 3} more cards" if len(cards) > 3 else ""
-    return f"{len(states)} runs: {first.word}{reason}{jobs}, {named}{more}"
+    named = first_of([f"{count} of {card}" for card, count in cards], 3, more=" and {} more cards")
+    return f"{len(states)} runs: {first.word}{reason}{jobs}, {named}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,11 +14,8 @@ from madlite.cli.submit import cluster
 from madlite.cli.terminal import echo, echo_on
 from madlite.errors import ExitCode, UsageProblem
 from madlite.jobs.job import summary_text
-from madlite.jobs.submission import stored_submissions
+from madlite.jobs.submission import Stored, stored_submissions
 from madlite.text import counted
-
-if TYPE_CHECKING:
-    from madlite.jobs.submission import Stored
 
 
 @cluster.command("jobs", cls=Command)

@@ -17,12 +17,13 @@ from click.shell_completion import CompletionItem, shell_complete
 from madlite.cli.arguments import (
     CLEANUP,
     FAIL_ON_SUSPECT,
-    FILE,
     MANIFEST,
     NAMED,
     RESULTS,
     SUMMARY,
     contract_option,
+    directory_option,
+    file_option,
     in_full,
     whole_number,
 )
@@ -65,9 +66,10 @@ def complete_tags(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return ids of runs, the newest first, by how they begin or else by any part, and `last`."""
-    from madlite.reports.runs import LAST, names_with
+    from madlite.reports.runs import LAST, names_with, run_names, runs_folder
 
-    names = _ids(ctx)
+    every = run_names(runs_folder(ctx.params.get("directory") or Path()))
+    names = [name for name in reversed(every) if _SAFE.fullmatch(name)]
     found = names_with(names, incomplete) if incomplete else names
     last = [LAST] if names and LAST.startswith(incomplete) else []
     return [CompletionItem(name) for name in (*last, *found)]
@@ -80,28 +82,18 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return [CompletionItem(incomplete, type="file"), *names]
 
 
-def _ids(ctx: click.Context) -> list[str]:
-    from madlite.reports.runs import run_names, runs_folder
-
-    folder = ctx.params.get("directory") or Path()
-    return [name for name in reversed(run_names(runs_folder(Path(folder)))) if _SAFE.fullmatch(name)]
-
-
 def _names_of_cards() -> Iterator[str]:
     """Yield the names of all cards that are written down, then their tags; no program that lists cards is executed."""
+    from importlib.metadata import entry_points
+
     from madlite.catalog.sources import bundled_models, load_catalog
     from madlite.cli.setup import find_workspace, home
 
-    shipped = [(entry.name, folder, [Path("models.json")]) for entry in _plugins() for folder in _card_folders(entry)]
+    plugins = entry_points(group="madlite")
+    shipped = [(entry.name, folder, [Path("models.json")]) for entry in plugins for folder in _card_folders(entry)]
     catalog = load_catalog(find_workspace(touch=False), bundled_models(home()), shipped, wanted=())
     yield from (card.name for card in catalog.cards)
     yield from (tag for card in catalog.cards for tag in card.tags)
-
-
-def _plugins() -> Iterable[EntryPoint]:
-    from importlib.metadata import entry_points
-
-    return entry_points(group="madlite")
 
 
 def _card_folders(entry: EntryPoint) -> Iterator[Path]:
@@ -287,14 +279,12 @@ tags_option = group(
 models_options = group(
     tags_option,
     section("Models"),
-    click.option(
+    directory_option(
         "--cards-from",
-        type=FILE,
         multiple=True,
         envvar="MADLITE_CARDS_FROM",
         show_envvar=True,
-        metavar="DIR",
-        help="Also the cards that a plugin makes of this folder, e.g. a Primus checkout. Repeatable.",
+        what="Also the cards that a plugin makes of this folder, e.g. a Primus checkout. Repeatable.",
     ),
 )
 """Add both, and --cards-from, which $MADLITE_CARDS_FROM stands in for."""
@@ -312,6 +302,16 @@ def spelled(name: str) -> str:
     words = {word.partition("=")[0] for word in context.meta.get(_WORDS, ()) if word.startswith("--")}
     names = next(param.opts for param in context.command.params if param.name == name)
     return next((option for option in names if option in words), names[-1])
+
+
+def option_words(param: click.Parameter, value: object) -> Iterator[str]:
+    """Yield an option as a command line has it; nothing of an argument."""
+    if not isinstance(param, click.Option):
+        return
+    names = param.opts if value or not param.secondary_opts else param.secondary_opts
+    name = next((name for name in names if name.startswith("--")), names[0])
+    for text in value if isinstance(value, (tuple, list)) else (value,):
+        yield from (name,) if param.is_flag else (name, str(text))
 
 
 def read_filters(
@@ -364,13 +364,8 @@ def selecting_option(name: str, what: str) -> Callable[[F], F]:
     )
 
 
-dir_option = click.option(
-    "--dir",
-    "directory",
-    type=FILE,
-    default=Path(),
-    metavar="DIR",
-    help="Working folder of the runs.  [default: this one]",
+dir_option = directory_option(
+    "--dir", "directory", default=Path(), what="Working folder of the runs.  [default: this one]"
 )
 """Add --dir, the working folder of the runs."""
 
@@ -420,7 +415,7 @@ common_options = group(
 context_options = group(
     section("Plan"),
     click.option("-c", "--additional-context", default="", metavar="JSON", help="Context; options win over it."),
-    click.option("-f", "--additional-context-file", type=FILE, metavar="FILE", help="Context from a file."),
+    file_option("-f", "--additional-context-file", what="Context from a file."),
 )
 """Add --additional-context and its file."""
 vendor_option = group(
@@ -442,9 +437,7 @@ _DECIDING = group(
     section("Plan"),
     *NAMED,
     click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Set a value of the plan; explain --all."),
-    click.option(
-        "--recipe-file", type=FILE, callback=_read_recipe_file, metavar="FILE", help="Settings; docs/recipe-files.md."
-    ),
+    file_option("--recipe-file", callback=_read_recipe_file, what="Settings; docs/recipe-files.md."),
     vendor_option,
     click.option("--timeout", type=whole_number(-1), metavar="SECONDS", help="Limit of a run; 0 none, -1 the card's."),
     section("Models"),
@@ -459,13 +452,9 @@ _DECIDING = group(
     click.option("--keep-model-dir", is_flag=True, help="Keep the model's folder."),
     clean_cache_option,
     section("Data and tools"),
-    click.option(
-        "--data-config", "--data-config-file-name", type=FILE, metavar="FILE", help="Data sets.  [default: data.json]"
-    ),
-    click.option("--force-mirror-local", type=FILE, metavar="DIR", help="Keep copies of remote data sets in DIR."),
-    click.option(
-        "--tools-config", "--tools-json-file-name", type=FILE, metavar="FILE", help="Profiling tools: a tools.json."
-    ),
+    file_option("--data-config", "--data-config-file-name", what="Data sets.  [default: data.json]"),
+    directory_option("--force-mirror-local", what="Keep copies of remote data sets in DIR."),
+    file_option("--tools-config", "--tools-json-file-name", what="Profiling tools: a tools.json."),
     click.option(
         "--sys-env-details/--no-sys-env-details",
         "sys_env_details",
@@ -484,14 +473,11 @@ _DECIDING = group(
     contract_option,
 )
 _FROM_MANIFEST = group(
-    section("Models"),
-    click.option("-m", "--manifest-file", type=FILE, metavar="FILE", help="Run what this manifest of a build names."),
+    section("Models"), file_option("-m", "--manifest-file", what="Run what this manifest of a build names.")
 )
 closing_options = group(
     section("Results"),
-    click.option(
-        "--manifest-output", type=FILE, default=MANIFEST, show_default=True, metavar="FILE", help="Manifest of images."
-    ),
+    file_option("--manifest-output", default=MANIFEST, what="Manifest of images."),
     SUMMARY,
     FAIL_ON_SUSPECT,
     CLEANUP,

@@ -16,7 +16,7 @@ from madlite.archive.verify import limited
 from madlite.backends.loader import Plugins
 from madlite.backends.log_formats import step_format
 from madlite.cli import setup
-from madlite.cli.arguments import FAIL_ON_SUSPECT, whole_number
+from madlite.cli.arguments import FAIL_ON_SUSPECT, count_option
 from madlite.cli.format import LONGEST, figures, mad_lines, place_and_hint, suspect_lines, window_statistics
 from madlite.cli.options import Command, common_options, complete_runs, dir_option
 from madlite.cli.terminal import coloured, has_colour, mask
@@ -29,7 +29,7 @@ from madlite.reports.runs import find_named, open_run, runs_folder
 from madlite.run.backend_choice import find_backend
 from madlite.secrets import Redactor, assigned, collect, masked_json
 from madlite.store.record import read_plan
-from madlite.text import counted, figure, printable, status_text
+from madlite.text import counted, figure, first_of, printable, status_text
 
 _STDIN = "-"
 _WARMUP_STEPS = Variant(model="").warmup_steps
@@ -39,9 +39,7 @@ _WARMUP_STEPS = Variant(model="").warmup_steps
 @click.argument("log", nargs=-1, required=True, metavar="LOG...", shell_complete=complete_runs)
 @click.option("--backend", default="", metavar="NAME", help="Framework of the log; overrides detection.")
 @click.option("--step", default="", metavar="REGEX", help="How a step's line reads; docs/parse.md.")
-@click.option(
-    "--warmup", type=whole_number(0), metavar="N", help=f"Steps to leave out.  [default: {_WARMUP_STEPS}, or the run's]"
-)
+@count_option("--warmup", 0, f"Steps to leave out.  [default: {_WARMUP_STEPS}, or the run's]")
 @click.option("--json", "as_json", is_flag=True, help="Print an object with every step; a list of them for several.")
 @FAIL_ON_SUSPECT
 @dir_option
@@ -251,8 +249,8 @@ def _steps(reading: LogReading, first: int, last: int) -> str:
 def _pairs(values: Mapping[str, str]) -> str:
     """Return the first few pairs of a mapping as text, common keys first."""
     names = [*(name for name in _FIRST if name in values), *(name for name in values if name not in _FIRST)]
-    more = f" and {len(names) - _PAIRS} more (--json)" if len(names) > _PAIRS else ""
-    return " · ".join(f"{name} {values[name][:LONGEST]}" for name in names[:_PAIRS]) + more
+    pairs = [f"{name} {values[name][:LONGEST]}" for name in names]
+    return first_of(pairs, _PAIRS, " · ", " and {} more (--json)")
 
 
 # What a log shows, as JSON for scripts.

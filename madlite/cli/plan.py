@@ -179,7 +179,7 @@ def explain(everything: bool, as_json: bool, **params: Any) -> int:
     else:
         pairs = zip(planned, refused, strict=True)
         pages = [Explained(run.plan, _script(run), tuple(map(in_one_line, found))) for run, found in pairs]
-        echo_lines(mask("\n\n".join(map(full_page, pages) if everything else short_pages(pages))))
+        echo_lines(mask("\n\n".join(pages_of(pages, every=everything))))
     setup.print_problems(plugins.problems)
     for text in warnings:
         echo(f"warning: {mask(text)}", err=True)
@@ -329,24 +329,21 @@ class Explained(Value, frozen=True):
         yield from export_rows(self.plan, self.script)
 
 
-def full_page(explained: Explained) -> str:
-    """Return every value of one plan."""
-    plan = explained.plan
-    lines = [f"{plan.card.name}  (backend {plan.backend or 'none'}, card from {plan.card.source})"]
-    lines += _table(list(explained.rows()))
-    lines += [f"  note: {note}" for note in plan.notes]
-    return "\n".join([*lines, *_stopped(explained, "  ")])
+def pages_of(plans: Iterable[Explained], *, every: bool) -> Iterator[str]:
+    """Yield a page for each card and backend, of all their runs that stand one after another.
+
+    With `every` value each run has its own page.
+    """
+
+    def key(explained: Explained) -> tuple[str, ...]:
+        plan = explained.plan
+        return (plan.id,) if every else (plan.card.name, plan.card.source, plan.backend)
+
+    for _, runs in groupby(plans, key):
+        yield _page(tuple(runs), every=every)
 
 
-def short_pages(explained: Iterable[Explained]) -> Iterator[str]:
-    """Yield a page for each card and backend, of all their runs that stand one after another."""
-    for _, runs in groupby(
-        explained, lambda explained: (explained.plan.card.name, explained.plan.card.source, explained.plan.backend)
-    ):
-        yield _short_page(tuple(runs))
-
-
-def _short_page(runs: Sequence[Explained]) -> str:
+def _page(runs: Sequence[Explained], *, every: bool) -> str:
     found = [{row[0]: row for row in explained.rows()} for explained in runs]
     first = runs[0].plan
     count = f", {len(runs)} runs" if len(runs) > 1 else ""
@@ -354,7 +351,7 @@ def _short_page(runs: Sequence[Explained]) -> str:
     names = dict.fromkeys(name for rows in found for name in rows)
     differing = {name for name in names if len({rows[name][1] if name in rows else None for rows in found}) > 1}
     shared = [found[0][name] for name in names if name not in differing]
-    shown = [row for row in shared if _is_first(row)]
+    shown = list(runs[0].rows()) if every else list(filter(_is_first, shared))
     lines += _table(shown)
     notes = [note for note in first.notes if all(note in explained.plan.notes for explained in runs)]
     lines += [f"  note: {note}" for note in notes]
@@ -368,7 +365,7 @@ def _short_page(runs: Sequence[Explained]) -> str:
         lines += _table([row for name, row in rows.items() if name in differing], "    ")
         lines += [f"    note: {note}" for note in plan.notes if note not in notes]
         lines += () if alike else _stopped(explained, "    ")
-    if left := len(shared) - len(shown):
+    if (left := len(shared) - len(shown)) and not every:
         lines.append(f"  and {left} values more: --all")
     return "\n".join(lines)
 

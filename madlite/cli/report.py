@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from madlite.cli import setup
-from madlite.cli.arguments import FILE, contract, contract_option, output_option
+from madlite.cli.arguments import FILE, contract, contract_option, directory_option, file_option, output_option
 from madlite.cli.main import Group
 from madlite.cli.options import complete_runs, folder_options, group, read_where, verbose_option, where_option
 from madlite.cli.terminal import echo
@@ -43,7 +43,7 @@ def command() -> None:
 
 @command.command("to-html", short_help="One CSV file as a page.")
 @click.argument("source", required=False, type=FILE, metavar="[FILE]")
-@click.option("--csv-file-path", type=FILE, metavar="FILE", help="The results file, as madengine has it named.")
+@file_option("--csv-file-path", what="The results file, as madengine has it named.")
 @verbose_option
 def to_html(source: Path | None, csv_file_path: Path | None) -> None:
     """Write a results file as <name>.html beside it: a page that needs no other file.
@@ -64,10 +64,8 @@ def to_html(source: Path | None, csv_file_path: Path | None) -> None:
 
 
 @command.command("to-email", short_help="All CSV files of a folder as one mail.")
-@click.option(
-    "--directory", "--dir", "--csv-file-path", type=FILE, default=Path(), metavar="DIR", help="Folder of the CSV files."
-)
-@output_option("run_results.html", "What is written; a relative path starts in that folder.")
+@directory_option("--directory", "--dir", "--csv-file-path", default=Path(), what="Folder of the CSV files.")
+@output_option(default="run_results.html", what="What is written; a relative path starts in that folder.")
 @verbose_option
 def to_email(directory: Path, output: Path) -> None:
     """Write every CSV file of a folder into one HTML mail: a heading and a table each."""
@@ -89,7 +87,7 @@ _source_options = group(
 
 @command.command("html", short_help="Results as one offline page: trends, comparison, steps, failures.")
 @_source_options
-@output_option("report.html")
+@output_option(default="report.html")
 def html(output: Path, **wanted: Any) -> None:
     """Write results as one HTML file that needs no network.
 
@@ -111,7 +109,7 @@ def html(output: Path, **wanted: Any) -> None:
 
 @command.command("md", short_help="Results as Markdown, for mails and wikis.")
 @_source_options
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="What is written.  [default: standard output]")
+@file_option("-o", "--output", what="What is written.  [default: standard output]")
 def markdown(output: Path | None, **wanted: Any) -> None:
     """Print results as Markdown tables; sources as `report html` has them.
 
@@ -164,8 +162,8 @@ def _published(directory: Path) -> tuple[list[Reference], tuple[str, ...]]:
 
 
 @command.command("rebuild", short_help="perf.csv from the records of its runs.")
-@output_option("perf.csv")
-@click.option("--runs", type=FILE, default=Path(RUNS), metavar="DIR", help="Folder of the runs.")
+@output_option(default="perf.csv")
+@directory_option("--runs", default=Path(RUNS), what="Folder of the runs.")
 @click.option("--force", is_flag=True, help="Replace a file that is there, and keep a copy of it.")
 @contract_option
 @verbose_option
@@ -181,13 +179,13 @@ def rebuild(output: Path, runs: Path, force: bool) -> None:
 
 
 @command.command("update-perf", short_help="Add results to perf.csv.")
-@click.option("--single-result", "single", type=FILE, metavar="FILE", help="JSON of one result.")
-@click.option("--exception-result", "exception", type=FILE, metavar="FILE", help="JSON of a run that failed.")
-@click.option("--failed-result", type=FILE, metavar="FILE", help="Taken and left alone, as madengine 1 does.")
-@click.option("--multiple-results", "multiple", type=FILE, metavar="FILE", help="CSV of several results.")
+@file_option("--single-result", "single", what="JSON of one result.")
+@file_option("--exception-result", "exception", what="JSON of a run that failed.")
+@file_option("--failed-result", what="Taken and left alone, as madengine 1 does.")
+@file_option("--multiple-results", "multiple", what="CSV of several results.")
 @click.option("--perf-csv", type=FILE, default=Path("perf.csv"), metavar="FILE", help="The results file.")
 @click.option("--model-name", default="", metavar="NAME", help="The model of the results.")
-@click.option("--common-info", type=FILE, metavar="FILE", help="JSON of what multiple results share.")
+@file_option("--common-info", what="JSON of what multiple results share.")
 @verbose_option
 def update_perf(failed_result: Path | None, perf_csv: Path, **results: Any) -> None:
     """Add results to a perf.csv that is there: of --multiple-results, --single-result, --exception-result the first."""

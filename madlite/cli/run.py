@@ -20,6 +20,7 @@ from madlite.batch.leftovers import end_orphans, recovery_report, still_running
 from madlite.batch.resume import failed_before, find_standing, refuse_other_study
 from madlite.batch.runner import BatchRuns, BatchSettings, BatchStart, series_of
 from madlite.cli import batches, setup
+from madlite.cli.arguments import file_option
 from madlite.cli.batch_options import (
     check_together,
     cluster_names,
@@ -67,14 +68,12 @@ if TYPE_CHECKING:
 @click.command("run", cls=TagsCommand)
 @section("Models")
 @models_options
-@click.option(
+@file_option(
     "--plan",
     "plan_file",
     multiple=True,
-    type=click.Path(path_type=Path),
     callback=lambda ctx, param, files: _only_one(files),
-    metavar="FILE",
-    help="Run this plan of `madlite plan`. A plan file is code with your rights.",
+    what="Run this plan of `madlite plan`. A plan file is code with your rights.",
 )
 @click.option("--again", is_flag=True, hidden=True, help="With --plan: in place of its run that was cut off.")
 @click.option("--smaller-plans", is_flag=True, hidden=True, help="With --plan: --oom-fallback, by plans beside it.")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
-from click.core import ParameterSource
 
 from madlite.batch.attempts import exit_code
 from madlite.batch.collect import Collected, collect_all, cut_off_runs, of_other_hosts
@@ -35,12 +34,11 @@ from madlite.perfcsv.append import check_appendable, make_folder
 from madlite.perfcsv.rows import new_columns
 from madlite.perfcsv.side_files import write_waiting
 from madlite.plan.inputs import RUNS
-from madlite.plan.submission import PREFIX
 from madlite.reports import listing
-from madlite.reports.index import RunFilter, RunIndex
+from madlite.reports.index import RunFilter, RunIndex, open_index
 from madlite.reports.listing import Fields, RunGroup, group_runs, heading, narrowed, ordered
 from madlite.reports.runs import StoredRun, match_runs, runs_folder
-from madlite.store.folder import real_folders, uncollected
+from madlite.store.folder import uncollected
 from madlite.text import align, duration, printable, shortened, status_text
 
 if TYPE_CHECKING:
@@ -95,8 +93,7 @@ def command(
     if tags and not is_given("tags"):
         raise UsageProblem(f"madlite runs has no command '{tags[0]}'", f"madlite runs --tags {tags[0]}")
     folder = runs_folder(directory)
-    with RunIndex(folder) as index:
-        index.refresh()
+    with open_index(folder) as index:
         of = index.named_by(of)
         filters = RunFilter(
             status=status,
@@ -204,7 +201,7 @@ def _cells(run: StoredRun) -> Iterator[str]:
         f"attempt {record.attempt.number if record.attempt else 1}": bool(record.attempt and record.attempt.earlier),
     }
     more = "".join(f", {word}" for word, is_so in marks.items() if is_so)
-    yield status_text(run.state, record.suspect) + (f" [{record.cause}]" if record.cause else "") + more
+    yield status_text(run.state, record.suspect, record.cause) + more
     yield f"{headline.text} {headline.metric}" if headline else "-"
     yield "-" if took_s is None else duration(took_s)
 
@@ -236,8 +233,7 @@ def collect(run: tuple[str, ...], output: Path) -> int:
     """
     here = Path.cwd()
     file = here / output
-    given = click.get_current_context().get_parameter_source("output") is not ParameterSource.DEFAULT
-    jobs = None if run else _collect_jobs(output if given else None)
+    jobs = None if run else _collect_jobs(output if is_given("output") else None)
     going_on, begin = folders_of_jobs(here), new_columns(contract())
     folders, cut_off = _folders(run, here, going_on)
     if folders or cut_off:
@@ -248,7 +244,7 @@ def collect(run: tuple[str, ...], output: Path) -> int:
             *(f"{name}: {text}" for name, text in of_other_hosts(here).items() if here / RUNS / name not in going_on)
         )
     running = left_running(here, dict(os.environ), setup.load().runtimes()) if cut_off else {}
-    done = collect_all(cut_off, here, file, begin, running, named=not given)
+    done = collect_all(cut_off, here, file, begin, running, named=not is_given("output"))
     done += collect_all(folders, here, file, begin)
     for collected in done:
         _print_collected(collected)
@@ -267,13 +263,11 @@ def _collect_jobs(output: Path | None) -> Follower | None:
     They go to `output`, or to the results file of each command that submitted them.
     """
     here = Path.cwd()
-    if not any(folder.name.startswith(PREFIX) for folder in real_folders(here / RUNS)):
-        return None
-    from madlite.cli.job_screen import open_jobs
-
     stored = tuple(submission for submission in stored_submissions(here) if submission.open_runs)
     if not stored:
         return None
+    from madlite.cli.job_screen import open_jobs
+
     for file in dict.fromkeys(here / (output or submission.submission.output) for submission in stored):
         check_appendable(file, here)
     screen, follower = open_jobs(stored, output=output)

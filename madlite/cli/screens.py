@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from madlite.cli.format import details, mad_lines, retained, step_line, study_text, title, verdict_line
 from madlite.cli.terminal import Sanitizer, all_coloured, coloured, has_colour, without_secrets
+from madlite.files import write_all
 from madlite.model import Result, RunPlan, Status, Step
 from madlite.run.screen import RunOutcome
 from madlite.text import duration, printable, shortened_middle, status_text
@@ -33,9 +34,9 @@ class Sink:
     """Writes to a file descriptor from a thread of its own."""
 
     encoding = "utf-8"
+    dropped_bytes = 0
 
     def __init__(self, fd: int) -> None:
-        self.dropped_bytes = 0
         self._fd = fd
         self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._waiting_bytes = 0
@@ -75,12 +76,10 @@ class Sink:
 
     def _drain(self) -> None:
         while (data := self._queue.get()) != _END:
-            view = memoryview(data)
             with self._lock:
                 self._waiting_bytes -= len(data)
             try:
-                while view:
-                    view = view[os.write(self._fd, view) :]
+                write_all(self._fd, memoryview(data))
             except OSError:  # the reader is gone: discard the rest
                 while self._queue.get() != _END:
                     pass
@@ -91,7 +90,6 @@ class DirectSink(Sink):
     """Writes at once: no run of this machine waits for a slow reader; one that is gone is no error."""
 
     def __init__(self, fd: int) -> None:
-        self.dropped_bytes = 0
         self._fd, self._is_read = fd, True
 
     def write(self, text: str) -> int:
@@ -100,12 +98,11 @@ class DirectSink(Sink):
 
     def put(self, data: bytes) -> None:
         """Write bytes."""
-        view = memoryview(data)
-        try:
-            while view and self._is_read:
-                view = view[os.write(self._fd, view) :]
-        except OSError:
-            self._is_read = False
+        if self._is_read:
+            try:
+                write_all(self._fd, memoryview(data))
+            except OSError:
+                self._is_read = False
 
     def close(self, limit_s: float = 3.0) -> None:
         """Do nothing: all is written."""
@@ -121,10 +118,15 @@ NOTE = "        note: "
 
 
 class _ScreenEntry:
-    """The screen state of one run or other activity; `label` identifies it where several are active."""
+    """The screen state of one run or other activity; `label` and its `name` identify it where several are active.
 
-    def __init__(self, label: str, began_s: float) -> None:
-        self.label, self.last_s = label, began_s
+    On a terminal it has a row, a `task` of the progress, which shows its `text`.
+    """
+
+    def __init__(self, label: str, began_s: float, name: str = "") -> None:
+        self.label, self.last_s, self.name = label, began_s, name
+        self.task: TaskID | None = None
+        self.text = "starting"
         self.sanitizers = {1: Sanitizer(), 2: Sanitizer()}
         self.partial = {1: b"", 2: b""}  # an incomplete line, where lines are joined
 
@@ -163,23 +165,25 @@ class PlainScreen:
         """Print the run's title and notes."""
         notes = [*([study_text(plan.study)] if plan.study else []), *plan.notes]
         lines = [title(plan, position, total), *(f"      {note}" for note in notes)]
-        self.begin(lines, plan.trained_steps, plan.id, f"[{position}/{total}]")
+        name = shortened_middle(plan.card.name, _LONGEST_NAME)
+        self.begin(lines, plan.trained_steps, plan.id, f"[{position}/{total}]", name)
 
     def logs(self, plan: RunPlan) -> None:
         """Print the path of the run's log."""
         self._line(f"      log: {plan.folder.relative_to(plan.workspace)}/run.log", plan.id)
 
-    def begin(self, lines: Iterable[str], steps: int | None = None, run_id: str = "", label: str = "") -> None:
+    def begin(
+        self, lines: Iterable[str], steps: int | None = None, run_id: str = "", label: str = "", name: str = ""
+    ) -> None:
         """Print the first lines of an activity; progress follows."""
         with self._lock:
             if label:  # an earlier attempt's
-                self._shown = {
-                    name: _screen_entry for name, _screen_entry in self._shown.items() if _screen_entry.label != label
-                }
-            self._shown[run_id] = _ScreenEntry(label, self._clock())
+                self._shown = {key: entry for key, entry in self._shown.items() if entry.label != label}
+            self._shown[run_id] = _ScreenEntry(label, self._clock(), name)
             self._several = len(self._shown) > 1 or self._several
             for at, text in enumerate(lines):
                 self._line(text, run_id if at else "")  # the title has the label itself
+            self._add_row(self._shown[run_id], steps)
 
     def phase(self, text: str, run_id: str = "") -> None:
         """Show the current phase; with --live-output as a line of its own."""
@@ -246,6 +250,7 @@ class PlainScreen:
         """Print the last lines of an activity."""
         with self._lock:
             shown = self._shown.get(run_id, self._default)
+            self._remove_row(shown)
             for unfinished in filter(None, shown.partial.values()):
                 self._sink.put(f"{shown.label} ".encode() + unfinished + b"\n")
             for text in lines:
@@ -284,6 +289,12 @@ class PlainScreen:
 
     def close(self) -> None:
         """Do nothing: no output is buffered."""
+
+    def _add_row(self, shown: _ScreenEntry, steps: int | None) -> None:
+        """Do nothing: a line has no row that stays."""
+
+    def _remove_row(self, shown: _ScreenEntry) -> None:
+        """Do nothing either."""
 
     def _row(self, name: str, text: str, completed: int = 0, total: int | None = None) -> None:
         """Show what is no run's, one line every few seconds; "" ends it."""
@@ -336,69 +347,48 @@ class LiveScreen(PlainScreen):
             console=self._console,
             transient=True,
         )
-        self._tasks: dict[str, TaskID] = {}
-        self._names: dict[str, str] = {}  # of the runs: their cards'
-        self._texts: dict[str, str] = {}  # what the rows of runs say
-
-    def started(self, plan: RunPlan, position: int, total: int) -> None:
-        """Print the run's title and notes; its row has the name of its card where there are several."""
-        with self._lock:
-            self._names[plan.id] = shortened_middle(plan.card.name, _LONGEST_NAME)
-            super().started(plan, position, total)
-
-    def begin(self, lines: Iterable[str], steps: int | None = None, run_id: str = "", label: str = "") -> None:
-        """Print the first lines of an activity and start its progress line."""
-        with self._lock:
-            super().begin(lines, steps, run_id, label)
-            self._tasks[run_id] = self._progress.add_task("", total=steps)
-            self._texts[run_id] = "starting"
-            for each in self._texts:  # which have their names from the second one on
-                self._describe(each)
-            self._progress.start()
-
-    def end(self, lines: Iterable[str], run_id: str = "") -> None:
-        """Replace the progress by the outcome."""
-        with self._lock:
-            self._remove_task(run_id)
-            super().end(lines, run_id)
 
     def close(self) -> None:
         """Remove the progress lines."""
-        with self._lock:
-            for run_id in list(self._tasks):
-                self._remove_task(run_id)
+        self._progress.stop()
+
+    def _add_row(self, shown: _ScreenEntry, steps: int | None) -> None:
+        shown.task = self._progress.add_task("", total=steps)
+        for each in self._shown.values():  # which have their names from the second one on
+            self._describe(each)
+        self._progress.start()
+
+    def _remove_row(self, shown: _ScreenEntry) -> None:
+        if shown.task is not None:
+            if len(self._progress.tasks) == 1:
+                self._progress.stop()
+            self._progress.remove_task(shown.task)
+            shown.task = None
 
     def _row(self, name: str, text: str, completed: int = 0, total: int | None = None) -> None:
         """Show what is no run's in a row of its own, that of the batch below those of its runs."""
         with self._lock:
+            shown = self._of_batch[name]
             if not text or name == _ALL:
-                self._remove_task(name)
-            if text and name not in self._tasks:
-                self._tasks[name] = self._progress.add_task("", total=total, has_end=True)
+                self._remove_row(shown)
+            if text and shown.task is None:
+                shown.task = self._progress.add_task("", total=total, has_end=True)
                 self._progress.start()
-            if text:
-                self._progress.update(self._tasks[name], completed=completed, description=printable(text[:200]))
+            if shown.task is not None:
+                self._progress.update(shown.task, completed=completed, description=printable(text[:200]))
 
     def _show_progress(self, text: str, run_id: str, done: int | None = None) -> None:
         with self._lock:
-            if run_id in self._tasks:
-                self._texts[run_id] = text[:100]
-                self._describe(run_id, done)
+            shown = self._shown.get(run_id, self._default)
+            shown.text = text[:100]
+            self._describe(shown, done)
 
-    def _describe(self, run_id: str, completed: int | None = None) -> None:
-        """Show what the row of a run says."""
-        words = [self._shown[run_id].label, self._names.get(run_id, "")] if self._several else []
-        text = " ".join(filter(None, (*words, self._texts[run_id])))
-        self._progress.update(self._tasks[run_id], completed=completed, description=printable(text))
-
-    def _remove_task(self, run_id: str) -> None:
-        task = self._tasks.pop(run_id, None)
-        self._texts.pop(run_id, None)
-        self._names.pop(run_id, None)
-        if not self._tasks:
-            self._progress.stop()
-        if task is not None:
-            self._progress.remove_task(task)
+    def _describe(self, shown: _ScreenEntry, completed: int | None = None) -> None:
+        """Show what the row of a run says, if it has one."""
+        if shown.task is not None:
+            words = [shown.label, shown.name] if self._several else []
+            text = " ".join(filter(None, (*words, shown.text)))
+            self._progress.update(shown.task, completed=completed, description=printable(text))
 
     def _write(self, line: str) -> None:
         from rich.text import Text

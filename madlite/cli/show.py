@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
-from click.core import ParameterSource
 from msgspec.structs import asdict
 
 from madlite.batch.leftovers import still_running
@@ -30,13 +29,13 @@ from madlite.cli.format import (
     suspect_lines,
     window_statistics,
 )
-from madlite.cli.options import Command, complete_run, folder_options
+from madlite.cli.options import Command, complete_run, folder_options, is_given, option_words
 from madlite.cli.terminal import echo, echo_json, echo_status, shell_line, terminal_width, without_secrets
 from madlite.errors import MadliteError, UsageProblem
 from madlite.measure.profile import part_texts
 from madlite.model import Status
 from madlite.reports import side_by_side
-from madlite.reports.index import RunFilter, RunIndex
+from madlite.reports.index import RunFilter, open_index
 from madlite.reports.log import masked, plain_text, read_log
 from madlite.reports.reproduce import CommandOptions, dotted_values
 from madlite.reports.runs import (
@@ -98,8 +97,7 @@ def _study(folder: Path, name: str) -> list[str]:
     if find_named(folder, name) is not None or BACK.fullmatch(name):
         return []
 
-    with RunIndex(folder) as index:
-        index.refresh()
+    with open_index(folder) as index:
         wanted = index.ids(RunFilter(of=index.named_by(name.removeprefix("study-"))))
         found = [run for run in index.opened(wanted) if run.record.study is not None]
     if not found:
@@ -208,13 +206,10 @@ def _is_given(text: str) -> bool:
 
 def _verdict(run: StoredRun) -> Iterator[tuple[str, str]]:
     record = run.record
-    cause = f" [{record.cause}]" if record.cause else ""
-    yield "status", f"{status_text(run.state, record.suspect)}{cause} {_why(run)}".rstrip()
+    yield "status", f"{status_text(run.state, record.suspect, record.cause)} {_why(run)}".rstrip()
     yield "processes", _processes(run)
-    yield (
-        "imported",
-        f"from {run.origin}" + (f", as {run.archived_id}" if run.archived_id else "") if run.origin else "",
-    )
+    archived_as = f", as {run.archived_id}" if run.archived_id else ""
+    yield "imported", f"from {run.origin}{archived_as}" if run.origin else ""
     yield "pruned", "its log and other files were removed: madlite clean --old" if run.pruned else ""
     if record.diagnosis is not None:
         rank = f"rank {record.diagnosis.rank}: " if record.diagnosis.rank is not None else ""
@@ -430,11 +425,9 @@ def command_options(words: tuple[str, ...]) -> CommandOptions:
         return CommandOptions()
     params = {str(param.name): param for param in reversed(run_command.params)}  # of two for one value the first
     given = [
-        (params[name], value)
-        for name, value in context.params.items()
-        if name in params and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        (params[name], value) for name, value in context.params.items() if name in params and is_given(name, context)
     ]
-    options = [word for param, value in given if param.name not in _NOT_REPEATED for word in _words(param, value)]
+    options = [word for param, value in given if param.name not in _NOT_REPEATED for word in option_words(param, value)]
     pairs = (text.partition("=") for text in context.params.get("sets") or ())
     recipe = context.params.get("recipe_file")
     of_file = [(key, value) for _, key, value in recipe.named] if recipe is not None else []
@@ -447,18 +440,3 @@ def _context_of(command: click.Command, words: Sequence[str]) -> click.Context:
         return command.make_context(command.name or "", list(words))
     except MadliteError:
         return command.make_context(command.name or "", list(words), resilient_parsing=True)
-
-
-def _words(param: click.Parameter, value: object) -> Iterator[str]:
-    """Yield an option as the command line has it."""
-    if not isinstance(param, click.Option):
-        return
-    if param.is_flag:
-        yield _long(param.opts if value or not param.secondary_opts else param.secondary_opts)
-    else:
-        for text in value if isinstance(value, (tuple, list)) else (value,):
-            yield from (_long(param.opts), str(text))
-
-
-def _long(names: Sequence[str]) -> str:
-    return next((name for name in names if name.startswith("--")), names[0])

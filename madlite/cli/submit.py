@@ -18,7 +18,7 @@ from madlite.backends.loader import Plugins
 from madlite.batch.runner import Batch
 from madlite.catalog.sources import template_root
 from madlite.cli import setup
-from madlite.cli.arguments import FILE, whole_number
+from madlite.cli.arguments import FILE, count_option, file_option, whole_number
 from madlite.cli.batch_options import EVERY, cluster_names, exclude_option
 from madlite.cli.batches import BatchFiles, against_baseline, make_retry, makes_study, note_fallback, print_totals
 from madlite.cli.job_screen import ClusterScreen, open_jobs
@@ -406,9 +406,9 @@ def init(name: str, partition: str, gpu: str, output: Path | None) -> int:
 
 @cluster.command("check", cls=Command)
 @click.argument("name", required=False, default="")
-@click.option("--nodes", type=whole_number(1), metavar="N", help="How many nodes.  [default: those that are idle]")
+@count_option("--nodes", 1, "How many nodes.  [default: those that are idle]")
 @click.option("--image", default="", metavar="REF", help="Compare this image's digest on the nodes.")
-@click.option("--good-nodes", type=FILE, metavar="FILE", help="Write the nodes that passed to FILE.")
+@file_option("--good-nodes", what="Write the nodes that passed to FILE.")
 @exclude_option
 @click.option("--doctor", is_flag=True, help="Also check on each node what `madlite doctor` does of GPUs and kernel.")
 @click.option("--health", is_flag=True, help="Also measure each node's GPUs, a minute or two with torch.")
@@ -530,7 +530,7 @@ def _report(folder: Path, asked: Sequence[str], count: int, good_nodes: Path | N
 @cluster.command("probe", cls=Command, hidden=True)
 @click.argument("folder", type=FILE)
 @click.option("--refuse", is_flag=True, help="Fail where the node does.")
-@click.option("--run", type=whole_number(0), default=0, metavar="N", help="The number of the run that is to begin.")
+@count_option("--run", 0, "The number of the run that is to begin.", default=0)
 def probe(folder: Path, refuse: bool, run: int) -> int:
     """Check this node, for `madlite cluster check` and before a run."""
     report = check_node(folder, dict(os.environ), _examine_node, run)

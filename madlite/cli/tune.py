@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from madlite.backends.loader import Plugins
-from madlite.cli.arguments import FiniteRange, whole_number
+from madlite.cli.arguments import FiniteRange, count_option
 from madlite.cli.batch_options import no_cluster, pretend_options, resume_study_option
 from madlite.cli.options import TagsCommand, common_options, live_option, models_options, section, study_options
 from madlite.cli.planning import planner, preview
@@ -41,7 +41,7 @@ _MINUTES, _RUNS = 8.0, 5  # the budget where none is given: what of them allows 
     metavar="M",
     help=f"Spend at most so long in all.  [default: {_MINUTES:g}, or {_RUNS} runs where those take longer]",
 )
-@click.option("--runs", type=whole_number(1), metavar="N", help="Make at most so many runs in all.")
+@count_option("--runs", 1, "Make at most so many runs in all.")
 @click.option("--keep-global-batch", is_flag=True, help="Keep the default's global batch, by gradient accumulation.")
 @resume_study_option
 @pretend_options("what may be changed and the first run")

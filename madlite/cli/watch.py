@@ -15,7 +15,7 @@ import msgspec
 
 from madlite.batch.leftovers import still_running
 from madlite.cli import setup
-from madlite.cli.arguments import FiniteRange
+from madlite.cli.arguments import FiniteRange, number_option
 from madlite.cli.format import study_text
 from madlite.cli.options import Command, folder_options
 from madlite.cli.terminal import coloured, echo, echo_status, printable_lines, without_secrets
@@ -32,9 +32,7 @@ _LONGEST = 48  # characters of a cell
 @click.option("--once", is_flag=True, help="Print how far they are, and end.")
 @click.option("-f", "--follow", is_flag=True, help="Wait for further runs when none is running.")
 @click.option("--json", "as_json", is_flag=True, help="Print an object per line, for each change.")
-@click.option(
-    "--interval", type=FiniteRange(min=0.1), default=1.0, metavar="SECONDS", help="Between two looks.  [default: 1]"
-)
+@number_option("--interval", FiniteRange(min=0.1), 1.0, "SECONDS", "Between two looks.")
 @folder_options
 def command(once: bool, follow: bool, as_json: bool, interval: float, directory: Path) -> None:
     """Show how far the runs of this folder are, as long as they go on.
@@ -134,9 +132,8 @@ def _line(watched_run: WatchedRun) -> str:
 def _cells(watched_run: WatchedRun) -> tuple[str, ...]:
     progress = watched_run.progress
     card = watched_run.card + (f" ({study_text(watched_run.study)})" if watched_run.study else "")
-    step = (
-        "-" if progress.step is None else f"{progress.step}/{progress.steps}" if progress.steps else str(progress.step)
-    )
+    of = f"/{progress.steps}" if progress.steps else ""
+    step = "-" if progress.step is None else f"{progress.step}{of}"
     speed = "-" if progress.speed is None else f"{figure(progress.speed)} {progress.unit}"
     loss = figure(progress.loss, "-")
     elapsed = "-" if watched_run.elapsed_s is None else duration(watched_run.elapsed_s)
@@ -156,9 +153,7 @@ def _cells(watched_run: WatchedRun) -> tuple[str, ...]:
 
 def _state(watched_run: WatchedRun) -> str:
     if watched_run.state != RUNNING:
-        return status_text(watched_run.state, ("suspect",) if watched_run.suspect else ()) + (
-            f" [{watched_run.cause}]" if watched_run.cause else ""
-        )
+        return status_text(watched_run.state, ("suspect",) if watched_run.suspect else (), watched_run.cause)
     progress = watched_run.progress
     return progress.state + (f": {progress.doing}" if progress.doing and progress.doing != progress.state else "")
 

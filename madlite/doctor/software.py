@@ -186,15 +186,15 @@ def scheduler(target: Target, right: str) -> Answer | None:
 
 def mpi(target: Target, right: str) -> Answer | None:
     """Check that srun can start ranks by PMIx."""
-    output = run_tool(target.host, "srun", "--mpi=list")
-    return _srun(output.text, output.problem, "pmix") if not output.absent else None
+    return _srun(target, "--mpi=list", "pmix")
 
 
 def containers(target: Target, right: str) -> Answer | None:
     """Check that srun can start containers."""
-    output = run_tool(target.host, "srun", "--help")
-    return _srun(output.text, output.problem, "--container-image") if not output.absent else None
+    return _srun(target, "--help", "--container-image")
 
 
-def _srun(text: str, problem: str, word: str) -> Answer:
-    return Answer(problem) if problem else Answer(word if word in text else f"no {word}", word in text)
+def _srun(target: Target, option: str, word: str) -> Answer | None:
+    output = run_tool(target.host, "srun", option)
+    listed = Answer(word if word in output.text else f"no {word}", word in output.text)
+    return None if output.absent else Answer(output.problem) if output.problem else listed

@@ -156,9 +156,5 @@ def context_values(cluster: Cluster) -> dict[str, Json]:
         variables[GID_INDEX] = str(cluster.gid_index)
     variables |= dict(cluster.env)
     mounts = {target: source for source, _, target in (mount.partition(":") for mount in cluster.mounts)}
-    values: dict[str, Json] = {}
-    if variables:
-        values["docker_env_vars"] = variables
-    if mounts:
-        values["docker_mounts"] = dict(mounts)
-    return values
+    values: dict[str, Json] = {"docker_env_vars": variables, "docker_mounts": dict(mounts)}
+    return {key: value for key, value in values.items() if value}

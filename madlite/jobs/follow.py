@@ -7,16 +7,15 @@ once.  Nothing here prints: what people should know goes to a `JobScreen`.
 from __future__ import annotations
 
 import math
-import queue
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from enum import Enum
-from types import FrameType
 from typing import Protocol
 
 from madlite.batch.attempts import exit_code
 from madlite.batch.collect import Collected
+from madlite.cancellation import Interrupted
 from madlite.errors import ExitCode
 from madlite.files import tells_no_space
 from madlite.jobs import job
@@ -25,6 +24,7 @@ from madlite.model import Result, RunPlan
 from madlite.plan.schedulers import Unreachable
 from madlite.plan.submission import JobRun
 from madlite.run.screen import RunOutcome
+from madlite.run.stop import Signals
 from madlite.text import counted
 
 SUBMIT_S = 600.0  # how long a cluster that does not answer is waited for at the submission
@@ -33,7 +33,6 @@ _CANCEL_S = 300.0  # how long the ends of cancelled jobs are waited for
 _HOOKS_S = 60.0  # for plugins that are told of a run of this process
 _NO_ROOM = "rows wait for room on the disk (df -h .)"
 _AGAIN = "the jobs go on, and it is asked again"
-_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.HANGUP}
 
 
 class Until(Enum):
@@ -67,50 +66,6 @@ class JobScreen(Protocol):
         """Ask whether the jobs are to be ended; an end of the input leaves them running."""
 
 
-class Stop:
-    """The signals that came while jobs are followed; one that comes while the user is asked ends the question."""
-
-    def __init__(self) -> None:
-        self.received: list[int] = []
-        self._raises = False
-        self._came: queue.SimpleQueue[int] = queue.SimpleQueue()  # the one whose put may interrupt a get
-
-    @contextmanager
-    def handled(self) -> Iterator[None]:
-        """Take signals while the block runs; an ignored HUP (nohup) stays ignored."""
-        before = {}
-        for number in _CODES:
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, self._handle)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
-        self._came.put(number)
-        if self._raises:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def raising(self) -> Iterator[None]:
-        """Let a signal end the block."""
-        self._raises = True
-        try:
-            yield
-        except KeyboardInterrupt:
-            pass
-        finally:
-            self._raises = False
-
-    def wait(self, limit_s: float) -> None:
-        """Wait so long, or until a signal comes."""
-        with suppress(queue.Empty):
-            self._came.get(timeout=limit_s)
-
-
 class Follower:
     """Follows the jobs of submissions to the rows of their runs; `results` and `failed` are what these came to."""
 
@@ -118,7 +73,7 @@ class Follower:
         self.trackers, self._screen, self._on_interrupt = trackers, screen, on_interrupt
         self.results: list[Result] = []
         self.failed = False  # whether a run could not be collected
-        self._stop, self._patience = Stop(), Patience()
+        self._signals, self._patience = Signals(), Patience()
         self._told: set[str] = set()
         self._until = Until.LOOKED
         self._was_fetching = False
@@ -139,7 +94,7 @@ class Follower:
 
         With `before` runs count that had come to their end, too.
         """
-        with self._stop.handled():
+        with self._signals:
             for tracker in self.trackers:
                 self._submit(tracker)
                 if jobs := [state.job for state in tracker.stored.scripts.values() if state.job]:
@@ -150,11 +105,11 @@ class Follower:
             for tracker in self.trackers if before else ():
                 for done, plan in tracker.before:
                     self._ended(done, plan)
-            return self._follow(Until.SUBMITTED if detach and not self._stop.received else Until.COLLECTED)
+            return self._follow(Until.SUBMITTED if detach and not self._signals.received else Until.COLLECTED)
 
     def cancel(self) -> int:
         """End the jobs and write the rows of their runs; return 0 where all have come to their end."""
-        with self._stop.handled():
+        with self._signals:
             return self._follow(Until.CANCELLED)
 
     def collect(self) -> int:
@@ -164,8 +119,8 @@ class Follower:
     def _submit(self, tracker: JobTracker) -> None:
         for pause_s in tracker.submit(SUBMIT_S):
             self._warn_once(*tracker.notices)
-            self._stop.wait(pause_s)
-            if self._stop.received:
+            self._signals.wait(pause_s)
+            if self._signals.received:
                 break
         self._warn_once(*tracker.notices)
 
@@ -176,27 +131,27 @@ class Follower:
         self._begin(until)
         is_signalled = False
         while True:
-            if self._stop.received and not is_signalled:
+            if self._signals.received and not is_signalled:
                 is_signalled = True
                 if self._until is not Until.COLLECTED or not self._is_to_cancel():
                     break
                 self._begin(Until.CANCELLED)
-            elif len(self._stop.received) > 1:
+            elif len(self._signals.received) > 1:
                 break
             self._look()
             if self._goes_on():
-                self._stop.wait(TICK_S)
-            elif is_signalled or not self._stop.received:
+                self._signals.wait(TICK_S)
+            elif is_signalled or not self._signals.received:
                 break
         self._await_hooks()
         return self._end()
 
     def _await_hooks(self) -> None:
         """Let what this process fetched itself come to its end: plugins are told of a run after its result is there."""
-        while self._until in (Until.COLLECTED, Until.CANCELLED) and self._is_fetching() and not self._stop.received:
+        while self._until in (Until.COLLECTED, Until.CANCELLED) and self._is_fetching() and not self._signals.received:
             if self._patience.seconds("hooks") > _HOOKS_S:
                 break
-            self._stop.wait(TICK_S)
+            self._signals.wait(TICK_S)
 
     def _is_fetching(self) -> bool:
         return any(tracker.followers.are_busy() for tracker in self.trackers)
@@ -288,8 +243,8 @@ class Follower:
         left = [tracker for tracker in self.trackers if tracker.stored.open_runs]
         for text in self._left_texts(left) if left else ():
             self._screen.say(text)
-        if self._stop.received:
-            return int(_CODES[signal.Signals(self._stop.received[0])])
+        if (code := self._signals.exit_code) is not None:
+            return int(code)
         is_unsubmitted = self._until is Until.SUBMITTED and self._has("not submitted")
         if is_unsubmitted or (left and self._until in (Until.COLLECTED, Until.CANCELLED)):
             return int(ExitCode.RUN_FAILED)
@@ -310,15 +265,17 @@ class Follower:
 
     def _is_to_cancel(self) -> bool:
         """Return whether the first signal ends the jobs, as the option, the terminal or its user has it."""
-        number = self._stop.received[0]
+        number = self._signals.received[0]
         if self._on_interrupt:
             return self._on_interrupt == "cancel"
         if number == signal.SIGHUP:
             return False
         if number != signal.SIGINT or not self._screen.asks():
             return True
-        if len(self._stop.received) > 1:
+        if len(self._signals.received) > 1:
             return False
-        with self._stop.raising():  # another signal and an end of the input leave them running
-            return self._screen.wants_cancel()
-        return False
+        try:
+            with Signals() as others:
+                return others.watch_calls(self._screen.wants_cancel)
+        except Interrupted:  # another signal, as an end of the input, leaves them running
+            return False

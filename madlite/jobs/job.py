@@ -136,11 +136,6 @@ class Job:
         self.nodes = ""  # the last ones that it was seen on
         self.retry_s = 0.0  # when a further attempt may begin
 
-    @property
-    def stage(self) -> str:
-        """How far the job is, as far as the scheduler has said."""
-        return self.state.stage
-
 
 class JobTracker:
     """The runs of one submission and their jobs, until each run has its row or a reason for none."""
@@ -367,8 +362,8 @@ class JobTracker:
             is_noted = left.stage == "ended" and left.following not in ("", script.attempt)
             if is_noted and not script.refused:  # and has no job yet
                 return RunState(run=job.run, job=job.id, word="PENDING", state=_RETRIED)
-        progress = read_progress(self._left(job.run).folders[-1]) if job.stage == "running" else None
-        word = job.stage if job.stage == "over" else job.state.state or job.stage
+        progress = read_progress(self._left(job.run).folders[-1]) if job.state.stage == "running" else None
+        word = job.state.stage if job.state.stage == "over" else job.state.state or job.state.stage
         return RunState(run=job.run, job=job.id, word=word, state=job.state, progress=progress)
 
     # From the end of a job to the row of its run: what is left, how the job ended → result.json → row, record → event.
@@ -381,7 +376,7 @@ class JobTracker:
         over: dict[Job, Over] = {}
         with suppress(Unreachable):  # the others are asked about with the next look
             for job in jobs:
-                if job.run.id not in there and job.stage == "pending" and not job.state.never:
+                if job.run.id not in there and job.state.stage == "pending" and not job.state.never:
                     self._patience.forget((job, "never"))
                 elif (found := self._outcome(job, self._left(job.run))) is not None:
                     over[job] = found
@@ -429,14 +424,14 @@ class JobTracker:
             return Over(left.folders[-1:])
         if left.stage == "ended":
             return None if self._is_tried_again(job, left) else self._with_named_end(job, left.folders)
-        if job.id and job.stage == "over":
+        if job.id and job.state.stage == "over":
             return self._without_result(job, left)
         end = self._end_before_begin(job, is_begun=left.stage == "begun")
         return Over(left.folders[:1], end) if end is not None else None
 
     def _end_before_begin(self, job: Job, *, is_begun: bool) -> JobEnd | None:
         """Return why a run never begins: its job was refused, or could wait for ever and is cancelled."""
-        if job.id and (job.stage == "unknown" or (is_begun and self._cancel_queued_again(job))):
+        if job.id and (job.state.stage == "unknown" or (is_begun and self._cancel_queued_again(job))):
             return None
         if not job.id:
             refused = self.stored.state_of(job.run).refused
@@ -475,7 +470,7 @@ class JobTracker:
 
         A run may have begun, and ended, since the scheduler was asked: what waits still at the next time is meant.
         """
-        if not self.scheduler.queues_again or self.stored.submission.retry.retries or job.stage != "pending":
+        if not self.scheduler.queues_again or self.stored.submission.retry.retries or job.state.stage != "pending":
             return False
         if self._patience.polls((job, "queued again")):
             self.scheduler.cancel([job.id])
@@ -540,7 +535,7 @@ class JobTracker:
 
         They come within `grace_s` after it is seen to be over.  One that nobody knows is asked about once more.
         """
-        if job.stage != "over":
+        if job.state.stage != "over":
             return None
         over_s, answers = self._patience.seconds((job, "over")), self._patience.polls((job, "over"))
         is_late = over_s >= grace_s if job.state.state else over_s >= GRACE_S and answers > 0
@@ -558,11 +553,11 @@ class JobTracker:
         """Return whether a run's last result is followed by another attempt, which gets its job when it is due."""
         script, following = self.stored.state_of(job.run), left.following
         if not self._has_jobs_of_attempts:
-            return bool(following) and job.stage != "over"
+            return bool(following) and job.state.stage != "over"
         if following and following == script.attempt:
-            if script.refused and job.stage in ("pending", "running"):
+            if script.refused and job.state.stage in ("pending", "running"):
                 self.scheduler.cancel([job.id])
-            return job.stage != "over"
+            return job.state.stage != "over"
         if script.refused:
             return False
         if not following:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,7 +27,8 @@ from madlite.plan.submission import ENVIRONMENT, PLANS, PREFIX, SUBMISSION, VERS
 from madlite.platforms.registry import SCHEDULERS, is_job_id
 from madlite.store.events import Event, EventLog, JobEnded, JobEvent, append
 from madlite.store.folder import open_runs, real_folders
-from madlite.store.locks import acquire, is_locked
+from madlite.store.locks import is_locked, open_locked
+from madlite.text import first_of
 
 _LOG = logging.getLogger(__name__)
 LOCK = "submitting"
@@ -99,9 +100,8 @@ def job_name(submission_id: str, number: int) -> str:
 @contextmanager
 def locked(home: Folder) -> Iterator[None]:
     """Hold the lock of a submission's folder, once nobody else does."""
-    lock = home.open_file(LOCK)
+    lock = open_locked(home, LOCK)
     try:
-        acquire(lock)
         yield
     finally:
         os.close(lock)
@@ -186,27 +186,21 @@ def _job(run: JobRun, script: JobScript, scripts: Mapping[int, JobEvent]) -> str
     return f"{job}_{run.number - script.first + 1}" if job and script.count > 1 else job
 
 
-def stored_submissions(workspace: Path, wanted: Sequence[str] = (), *, warn: bool = True) -> tuple[Stored, ...]:
-    """Return the submissions of a working folder, the oldest first; with `wanted` those of these ids.
+def stored_submissions(workspace: Path, *, warn: bool = True) -> tuple[Stored, ...]:
+    """Return the submissions of a working folder, the oldest first.
 
     Those with open runs that were not made there are named in a warning, unless `warn` is off.
     """
     runs = workspace / RUNS
     folders = [real_folder for real_folder in real_folders(runs) if real_folder.name.startswith(PREFIX)]
-    if wanted:
-        folders = [folder for folder in folders if folder.name.removeprefix(PREFIX) in wanted]
     own = EventLog.read(runs).made(folder.name.removeprefix(PREFIX) for folder in folders)
     found = [stored for folder in folders if (stored := read_stored(folder)) is not None]
-    foreign = [
-        submission.folder.name for submission in found if submission.submission.id not in own and submission.open_runs
-    ]
+    foreign = [each.folder for each in found if each.submission.id not in own and each.open_runs]
     if foreign and warn:
-        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
         _LOG.warning(
-            "%s%s: did not begin in this folder (copied or moved here), so left alone; madlite runs collect writes the "
+            "%s: did not begin in this folder (copied or moved here), so left alone; madlite runs collect writes the "
             "rows of runs that ended here, madlite cluster jobs lists jobs",
-            ", ".join(f"{RUNS}/{name}" for name in foreign[:3]),
-            more,
+            first_of([f"{RUNS}/{folder.name}" for folder in foreign], 3),
         )
     return tuple(submission for submission in found if submission.submission.id in own)
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -189,7 +189,7 @@ class Signals:
     """
 
     def __init__(self) -> None:
-        self.received: int | None = None  # the first one
+        self.received: list[int] = []
         self._numbers: SimpleQueue[int] = SimpleQueue()  # of the signals that were not passed on; a handler may put
         self._is_forwarded = False  # whether a signal was passed on
         self._lock = threading.Lock()  # held while listeners are read: each gets a signal once
@@ -199,12 +199,12 @@ class Signals:
     @property
     def exit_code(self) -> ExitCode | None:
         """The exit code of the signal that came, if one did."""
-        return _SIGNALS[signal.Signals(self.received)] if self.received is not None else None
+        return _SIGNALS[signal.Signals(self.received[0])] if self.received else None
 
     @property
     def reason(self) -> StopReason:
-        """The signal as a reason to stop."""
-        return StopReason(cause=Cause.INTERRUPTED, text=_SIGNAL_TEXTS[signal.Signals(self.received or signal.SIGINT)])
+        """The first signal as a reason to stop."""
+        return StopReason(cause=Cause.INTERRUPTED, text=_SIGNAL_TEXTS[signal.Signals(self.received[0])])
 
     def watch_over(self, work: Callable[[], _T]) -> _T:
         """Run `work` in another thread and return what it returns, passing on the signals that come meanwhile.
@@ -230,6 +230,11 @@ class Signals:
         own = Cancellation()
         with self.passing_to(lambda reason: own.cancel()):
             return self.watch_over(lambda: own.call(work))
+
+    def wait(self, limit_s: float) -> None:
+        """Wait so long, or until a signal comes that was not passed on: it is then left to who waits."""
+        with suppress(Empty):
+            self._numbers.get(timeout=limit_s)
 
     @contextmanager
     def passing_to(self, listener: Listener) -> Iterator[None]:
@@ -260,7 +265,7 @@ class Signals:
             signal.signal(number, before)  # type: ignore[arg-type]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.received = self.received or number
+        self.received.append(number)
         self._numbers.put(number)
 
     def _forward(self) -> None:

@@ -27,7 +27,7 @@ from madlite.plan.context import Options
 from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import plan_digest
 from madlite.plan.submission import PlannedRun
-from madlite.reports.index import RunFilter, RunIndex
+from madlite.reports.index import RunFilter, open_index
 from madlite.reports.runs import StoredRun
 from madlite.run.executor import secrets_for
 from madlite.run.screen import RunOutcome, pair
@@ -354,8 +354,7 @@ def run_name(planned_run: PlannedRun) -> str:
 
 def stored_runs(workspace: Path, study_id: str) -> list[StoredRun]:
     """Return the runs of a study in the order in which they began."""
-    with RunIndex(workspace / RUNS) as index:
-        index.refresh()
+    with open_index(workspace / RUNS) as index:
         found = index.opened(index.ids(RunFilter(of=study_id)))
     return [run for run in found if run.record.study is not None and run.record.study.id == study_id]
 

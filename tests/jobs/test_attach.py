@@ -20,6 +20,7 @@ from madlite.jobs import follow, job
 from madlite.jobs.outcomes import Over
 from madlite.jobs.submission import note, submitting
 from madlite.platforms.slurm import allocation
+from madlite.run.stop import Signals
 from madlite.store.events import EVENTS, JobEvent
 from madlite.store.folder import RunFolder
 from tests import commands
@@ -286,12 +287,12 @@ def test_what_another_command_is_submitting_is_followed(folder: Path, monkeypatc
     command(folder, "squeue", "exit 0")
     (own,) = folder.glob("madlite_runs/jobs-*")
 
-    def and_it_is_submitted(stop: follow.Stop, limit_s: float) -> None:
+    def and_it_is_submitted(signals: Signals, limit_s: float) -> None:
         note(own, JobEvent(script=1, job="4001"))
         other.close()
 
     monkeypatch.setattr(job, "POLL_S", 0.0)
-    monkeypatch.setattr(follow.Stop, "wait", and_it_is_submitted)
+    monkeypatch.setattr(Signals, "wait", and_it_is_submitted)
     with ExitStack() as other:
         other.enter_context(submitting(own))
         assert call(["cluster", "attach"]) == 3

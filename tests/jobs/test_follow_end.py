@@ -10,7 +10,8 @@ from collections.abc import Callable
 from types import FrameType, SimpleNamespace
 
 from madlite.jobs import follow
-from madlite.jobs.follow import Follower, Stop
+from madlite.jobs.follow import Follower
+from madlite.run.stop import Signals
 
 
 class Followers:
@@ -61,12 +62,11 @@ def interrupted_at_each_line() -> None:
             signal.raise_signal(signal.SIGINT)
         return interrupt
 
-    stop = Stop()
-    with stop.handled():
+    with Signals() as signals:
         sys.settrace(interrupt)
-        stop.wait(0.01)
+        signals.wait(0.01)
         sys.settrace(None)
-    os._exit(len(stop.received) > 1)
+    os._exit(len(signals.received) > 1)
 
 
 def test_a_signal_may_come_at_any_moment_of_a_wait():

@@ -15,10 +15,10 @@ RUN = JobRun(id="20261127T120000-a-000001", card="a", number=1)
 
 def test_a_job_is_over_only_once_the_scheduler_was_asked_about_it_and_does_not_list_it():
     found = Job(RUN, "77")
-    assert found.stage == "unknown"
+    assert found.state.stage == "unknown"
     for state, stage in (("PENDING", "pending"), ("COMPLETING", "running"), ("SUSPENDED", "running"), ("", "over")):
         found.state = explained(JobState(state=state))
-        assert found.stage == stage
+        assert found.state.stage == stage
 
 
 def test_patience_counts_from_the_first_question_in_seconds_and_in_answers(monkeypatch):

@@ -63,7 +63,7 @@ def test_a_signal_before_the_listener_is_passed_on_once_and_before_the_work():
             signals.watch_over(lambda: reasons.append("work"))
             assert [getattr(reason, "text", reason) for reason in reasons] == ["terminated", "work"]
             signals.watch_over(lambda: None)
-    assert signals.received == signal.SIGTERM and signals.exit_code is ExitCode.TERMINATED
+    assert signals.received == [signal.SIGTERM] and signals.exit_code is ExitCode.TERMINATED
     assert len(reasons) == 2, "a second one would kill at once"
 
 
@@ -122,6 +122,6 @@ def test_an_ignored_hup_stays_ignored():
     try:
         with Signals() as signals:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert signals.received is None
+            assert signals.received == []
     finally:
         signal.signal(signal.SIGHUP, before)
