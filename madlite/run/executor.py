@@ -54,17 +54,7 @@ from madlite.run.stop import StopControl
 from madlite.run.watchdog import HangReport, StallDetector, Watchdog
 from madlite.secrets import Redactor, assigned, collect, plaintext_secrets, spelled_out
 from madlite.store.events import now
-from madlite.store.folder import (
-    CONTEXT,
-    HANDLE,
-    LOG,
-    VIEW,
-    RunEntry,
-    RunFolder,
-    claim_model_dir,
-    locked_results,
-    release_model_dir,
-)
+from madlite.store.folder import CONTEXT, HANDLE, LOG, VIEW, RunEntry, RunFolder, claimed_model_dir, locked_results
 from madlite.store.special_files import left_text, special_files
 
 if TYPE_CHECKING:
@@ -90,8 +80,7 @@ def claimed(plan: RunPlan, wait: Callable[[], None]) -> Iterator[RunPlan]:
             stack.enter_context(locked_results(plan, wait))
             name = plan.model_dir
             if plan.traits.shares_files:
-                name, lock = claim_model_dir(plan)
-                stack.callback(release_model_dir, plan, name, lock)
+                name = stack.enter_context(claimed_model_dir(plan))
         except OSError as error:
             place = error.filename if str(error.filename).startswith("/") else plan.workspace
             what = f"{place} cannot be written to: {error.strerror or error}"

@@ -541,25 +541,21 @@ _RETRY_S = 0.2
 _QUERY_S = 0.2  # a process that tests a lock holds it for less
 
 
-def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
-    """Return the name of a folder of the workspace for the plan's script, and its open lock.
+@contextmanager
+def claimed_model_dir(plan: RunPlan) -> Iterator[str]:
+    """Lock a folder of the workspace for the plan's script, and yield its name.
 
     It is the name that MAD's scripts expect, unless another run of this workspace uses it, or it is another user's.
 
     Raises:
         OSError: the workspace cannot be written to.
     """
-    with open_runs(plan.workspace, make=True) as runs:
-        for name in (plan.model_dir, f"{plan.model_dir}_{plan.id[-6:]}"):
-            with suppress(BlockingIOError):
-                return name, _open_locked(runs, lock_name(name))
+    for name in (plan.model_dir, f"{plan.model_dir}_{plan.id[-6:]}"):
+        with locked_name(plan.workspace, lock_name(name)) as is_free:
+            if is_free:
+                yield name
+                return
     raise BlockingIOError(f"{plan.model_dir} is in use by other runs")
-
-
-def release_model_dir(plan: RunPlan, name: str, lock: int) -> None:
-    """Release what `claim_model_dir` returned."""
-    with suppress(OSError), open_runs(plan.workspace) as runs:
-        remove_locked(runs, lock_name(name), lock)
 
 
 @contextmanager
@@ -571,9 +567,11 @@ def locked_name(workspace: Path, name: str) -> Iterator[bool]:
     """
     with open_runs(workspace, make=True) as runs:
         try:
-            lock = _open_locked(runs, name)
-        except BlockingIOError:
-            yield False
+            lock = open_locked(runs, name, _QUERY_S)
+        except (BlockingIOError, PermissionError) as error:
+            if isinstance(error, PermissionError) and not runs.holds(name):
+                raise
+            yield False  # another run's, or another user's
             return
         try:
             yield True
@@ -584,15 +582,6 @@ def locked_name(workspace: Path, name: str) -> Iterator[bool]:
 def lock_name(name: str) -> str:
     """Return the name, in the folder of runs, of the lock of a folder of the workspace."""
     return f".{name}.lock"
-
-
-def _open_locked(runs: Folder, name: str) -> int:
-    try:
-        return open_locked(runs, name, _QUERY_S)
-    except PermissionError as error:
-        if runs.holds(name):
-            raise BlockingIOError(f"{name} is another user's") from error
-        raise
 
 
 @contextmanager
