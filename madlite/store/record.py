@@ -28,10 +28,7 @@ from madlite.model import (
     Cause,
     DataUse,
     FileName,
-    ImageUsed,
-    JobOutcome,
     Json,
-    Metric,
     PathBelow,
     Place,
     Result,
@@ -40,24 +37,13 @@ from madlite.model import (
     Secret,
     Status,
     Step,
-    StepProfile,
     Study,
     Traits,
     Value,
     Variant,
     to_json,
 )
-from madlite.model.results import (
-    AdaptiveLength,
-    Attempt,
-    Check,
-    Compute,
-    Diagnosis,
-    NodeUse,
-    Provenance,
-    Telemetry,
-    Window,
-)
+from madlite.model.results import ResultFields
 from madlite.plan.caches import CACHE_VARIABLES, CacheState, cache_state
 from madlite.plan.inputs import CACHES_INSIDE
 from madlite.plan.submission import PREFIX
@@ -78,7 +64,7 @@ class File(Value, frozen=True):
     sha256: str = ""
 
 
-class Record(Value, frozen=True):
+class Record(ResultFields, frozen=True):
     """One run, from its request to its result.
 
     `cause` is the diagnosed cause, `ended_by` what ended the run.  Times are UTC; `durations_s` has build, data, run
@@ -94,7 +80,6 @@ class Record(Value, frozen=True):
     version: int = VERSION
     madlite: str = ""
     command: tuple[str, ...] = ()
-    started: str = ""
     ended: str = ""
     card: str = ""
     tags: tuple[str, ...] = ()
@@ -124,33 +109,7 @@ class Record(Value, frozen=True):
     context_left_out: tuple[str, ...] = ()
     cause: str = ""
     ended_by: Cause = Cause.NONE
-    reason: str = ""
-    evidence: str = ""
-    diagnosis: Diagnosis | None = None
-    suspect: tuple[str, ...] = ()
-    checks: tuple[Check, ...] = ()
-    findings: tuple[str, ...] = ()
-    exit_code: int | None = None
-    node_codes: tuple[int | None, ...] = ()
-    nodes: tuple[NodeUse, ...] = ()
-    outcome: JobOutcome | None = None
-    steps: int = 0
-    adaptive: AdaptiveLength | None = None
-    profile: StepProfile | None = None
-    window: Window | None = None
-    metrics: tuple[Metric, ...] = ()
-    compute: Compute | None = None
-    telemetry: Telemetry | None = None
-    config: dict[str, str] = {}
-    provenance: Provenance = Provenance()
-    image: ImageUsed = ImageUsed()
-    durations_s: dict[str, float] = {}
-    git_commit: str = ""
     data: tuple[DataUse, ...] = ()
-    data_size: str = ""
-    data_download_s: float | None = None
-    attempt: Attempt | None = None
-    beside: tuple[str, ...] = ()
     rows: RunRows | None = None
     files: tuple[File, ...] = ()
 
@@ -180,14 +139,13 @@ class Record(Value, frozen=True):
         return bool(self.settings)
 
 
-# what a record has of a result under the same name
-SHARED = tuple(name for name in Result.__struct_fields__ if name in Record.__struct_fields__ and name != "cause")
-
-
 def result_of(record: Record) -> Result:
     """Return the result that a record was made from, for code that formats one."""
-    shared = {name: getattr(record, name) for name in SHARED}
-    return Result(plan_id=record.id, cause=record.ended_by, **shared)
+    return Result(plan_id=record.id, status=record.status, cause=record.ended_by, **_alike(record))
+
+
+def _alike(source: ResultFields) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in ResultFields.__struct_fields__}
 
 
 def record_json(record: Record) -> str:
@@ -291,6 +249,7 @@ def make_record(
 
     record = Record(
         **plan_fields(plan),
+        status=result.status,
         madlite=__version__,
         command=tuple(command),
         ended=_ended(result),
@@ -299,7 +258,7 @@ def make_record(
         ended_by=result.cause,
         rows=rows,
         files=tuple(_files(plan.folder, dict(rendered))),
-        **{name: getattr(result, name) for name in SHARED},
+        **_alike(result),
     )
     free = {name: sanitized(getattr(record, name), mask) for name in _FREE_TEXT}
     rest: Record = sanitized(replace(record, **dict.fromkeys(free)), _BY_SHAPE)
