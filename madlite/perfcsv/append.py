@@ -233,11 +233,8 @@ def append_runs(
         header, size = _header(path, file), os.fstat(file.fd).st_size
         wide, left_out = header or Header(columns=tuple(begin)), list[tuple[str, ...]]()
         for run in runs:
-            cells = map(plain_cells, run.rows.cells)
-            joining = () if run.rows.strict_header else joining_columns(wide.columns, cells)
-            has_room = not joining or may_join(wide, joining)
-            wide = replace(wide, columns=(*wide.columns, *(joining if has_room else ())))
-            left_out.append(() if has_room else joining)
+            wide, without = widened(wide, run.rows)
+            left_out.append(without)
         columns = header.columns if header is not None else ()
         repair = (
             repair_of(file.fd, header) if header is not None else Repair(cut=size, text=wide.line)
@@ -334,6 +331,15 @@ def joining_columns(columns: Iterable[str], rows: Iterable[_Cells]) -> tuple[str
     new = dict.fromkeys(name for row in rows for name in row if name not in known)
     others = {plain_name(name) for name in columns} if new else set()  # of a header that another program wrote
     return tuple(name for name in new if name not in others)
+
+
+def widened(header: Header, rows: RunRows) -> tuple[Header, tuple[str, ...]]:
+    """Return a header with the columns of a run's rows, and those of them for which it has no room."""
+    cells = map(plain_cells, rows.cells)
+    joining = () if rows.strict_header else joining_columns(header.columns, cells)
+    if joining and not may_join(header, joining):
+        return header, joining
+    return replace(header, columns=(*header.columns, *joining)), ()
 
 
 def left_out_text(path: Path | str, joining: Sequence[str]) -> str:
