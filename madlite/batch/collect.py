@@ -483,8 +483,7 @@ def _with_record(
     mask: Callable[[str], str] = _BY_SHAPE,
 ) -> RunResult:
     rows = RunRows(path="", cells=cells, strict_header=start.strict_header) if cells else None
-    record = make_record(plan, result, rows, command=start.command, left_out=start.left_out, mask=mask)
-    return RunResult(record=record, entries=entries)
+    return RunResult(record=make_record(plan, result, rows, start, mask=mask), entries=entries)
 
 
 def _interrupted(folder: Path, start: RunStart) -> Result:

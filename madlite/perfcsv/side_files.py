@@ -37,8 +37,8 @@ from madlite.perfcsv.rows import (
     has_row,
     limited_cells,
     limited_metric,
+    masked_cells,
     masked_metric,
-    masked_rows,
     plain,
     plain_cells,
     plain_name,
@@ -333,17 +333,12 @@ def _typed(cells: _Cells) -> JsonObject:
     return base | {name: as_number(cells[name]) or cells[name] for name in _SECONDS}
 
 
-def make_entries(
-    plan: RunPlan, result: Result, *, pipeline: str, build_number: str, mask: Callable[[str], str] = str
-) -> Entries:
-    """Return a run's part of the side files.
-
-    `pipeline` and `build_number` are as for `build_rows`; `mask` hides secrets, in the configuration too.
-    """
+def make_entries(plan: RunPlan, result: Result, start: RunStart, mask: Callable[[str], str] = str) -> Entries:
+    """Return a run's part of the side files; `mask` hides secrets, in the configuration too."""
+    start = replace(start, strict_header=False, columns=())
 
     def rows(of: Result) -> list[dict[str, str]]:
-        built = build_rows(plan, of, pipeline=pipeline, build_number=build_number, strict_header=False)
-        return [limited_cells(row) for row in masked_rows(built, mask)]
+        return [limited_cells(masked_cells(row, mask)) for row in build_rows(plan, of, start)]
 
     metrics = (limited_metric(masked_metric(metric, mask)) for metric in result.metrics)
     result = replace(result, metrics=tuple(metrics))
@@ -379,25 +374,17 @@ def make_output(
     """Return what a result writes, by what is known since its `start`; `added` returns cells that join each row's."""
     if not has_row(plan, result):
         return RunOutput()
-    rows = build_rows(
-        plan,
-        result,
-        pipeline=start.pipeline,
-        build_number=start.build_number,
-        strict_header=start.strict_header,
-        columns=start.columns,
-    )
-    rows = masked_rows(({**row, **added(row)} for row in rows), mask)
+    masked = [masked_cells({**row, **added(row)}, mask) for row in build_rows(plan, result, start)]
     entries, problem = None, ""
     try:
-        made = make_entries(plan, result, pipeline=start.pipeline, build_number=start.build_number, mask=mask)
+        made = make_entries(plan, result, start, mask)
         entries_line(made)  # the journal gets it before the row is written
         entries = made
     except Exception as bug:  # noqa: BLE001 - raised here, it would cost the row
         _log.debug("side files of %s", plan.id, exc_info=True)
         problem = f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}"
     return RunOutput(
-        rows=tuple(map(limited_cells, rows)), entries=entries, truncated=truncation_text(rows), problem=problem
+        rows=tuple(map(limited_cells, masked)), entries=entries, truncated=truncation_text(masked), problem=problem
     )
 
 

@@ -269,15 +269,8 @@ class ResultWriter:
             self._screen.warn(problem)
 
     def _make_record(self, result: Result, rows: RunRows | None) -> Record:
-        return make_record(
-            self._plan,
-            result,
-            rows,
-            command=self._start.command,
-            rendered=[(file.path, file.data) for file in self._planned.files],
-            left_out=self._start.left_out,
-            mask=self._mask,
-        )
+        rendered = [(file.path, file.data) for file in self._planned.files]
+        return make_record(self._plan, result, rows, self._start, rendered=rendered, mask=self._mask)
 
     def _write_record(self, result: Result, folder: RunFolder) -> str:
         """Write the record and return the error message: a full disk costs the record, not the verdict."""

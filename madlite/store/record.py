@@ -49,7 +49,7 @@ from madlite.plan.inputs import CACHES_INSIDE
 from madlite.plan.submission import PREFIX
 from madlite.secrets import MASK, Redactor, is_secret
 from madlite.store.events import EventLog, RunImported, RunPruned, now
-from madlite.store.folder import LOCK, PLAN, PROGRESS, RECORD, RESULT, RUN_JOURNAL, RunRows, exists, read_run
+from madlite.store.folder import LOCK, PLAN, PROGRESS, RECORD, RESULT, RUN_JOURNAL, RunRows, RunStart, exists, read_run
 from madlite.text import indented, read_json, scalar_text
 
 VERSION = 2
@@ -234,10 +234,9 @@ def make_record(
     plan: RunPlan,
     result: Result,
     rows: RunRows | None,
+    start: RunStart = RunStart(),  # noqa: B008 - frozen
     *,
-    command: Iterable[str] = (),
     rendered: Iterable[tuple[str, bytes]] = (),
-    left_out: Iterable[str] = (),
     mask: Callable[[str], str] = _BY_SHAPE,
 ) -> Record:
     """Return the record of a run that has ended; `rendered` are the files that madlite put into its folder.
@@ -251,9 +250,9 @@ def make_record(
         **plan_fields(plan),
         status=result.status,
         madlite=__version__,
-        command=tuple(command),
+        command=start.command,
         ended=_ended(result),
-        context_left_out=tuple(left_out),
+        context_left_out=start.left_out,
         cause=result.code,
         ended_by=result.cause,
         rows=rows,
