@@ -133,22 +133,18 @@ def add_columns(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping
             program replaced the file meanwhile.
     """
     try:
-        _replace(file, joining, rows)
+        with file.replaced(_WIDENING) as new:
+            new.writelines(line.encode("utf-8", "surrogateescape") for line in _lines_with_columns(file, joining, rows))
+            new.flush()
+            os.fsync(new.fileno())
+            if not file.is_current():
+                raise RecordError(f"{file.target} was replaced by another program; no row was added", "run it again")
     except OSError as error:
         raise RecordError(
             f"{file.target} cannot be rewritten for new columns ({', '.join(joining)}): {error.strerror or error}",
             "append without them: madlite run --strict-header",
         ) from error
     sync_folder(file.target.parent)
-
-
-def _replace(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
-    with file.replaced(_WIDENING) as new:
-        new.writelines(line.encode("utf-8", "surrogateescape") for line in _lines_with_columns(file, joining, rows))
-        new.flush()
-        os.fsync(new.fileno())
-        if not file.is_current():
-            raise RecordError(f"{file.target} was replaced by another program; no row was added", "run it again")
 
 
 def _lines_with_columns(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
