@@ -143,7 +143,7 @@ class ResultWriter:
 
     def write(self, result: Result, steps: Steps, folder: RunFolder | None) -> Result:
         """Write all of it, and return the result with errors as findings; without a folder only the rows."""
-        problems = [folder.stream(STEPS, step_lines(steps))] if folder is not None and len(steps) else []
+        problems = [folder.save(STEPS, step_lines(steps))] if folder is not None and len(steps) else []
         try:
             return self._write_all(result, problems, folder)
         except _TakenError:
@@ -184,7 +184,7 @@ class ResultWriter:
 
     def write_result(self, result: Result, steps: Steps, folder: RunFolder | None) -> str:
         """Write steps and result file alone; return the error message, "" if none."""
-        problem = folder.stream(STEPS, step_lines(steps)) if folder is not None and len(steps) else ""
+        problem = folder.save(STEPS, step_lines(steps)) if folder is not None and len(steps) else ""
         return problem or self._save_result(result, self._output(result), folder)
 
     def _save_result(

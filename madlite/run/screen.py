@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from madlite.errors import ExitCode, UsageProblem
+from madlite.errors import ExitCode
 from madlite.model import Quantity, Result, RunPlan, Step, Value, to_json
 from madlite.plan.submission import PlannedRun
 from madlite.store.events import now
@@ -183,11 +183,7 @@ class RunEvents:
             return
         self._written_s = self._clock()
         written = replace(self._now, updated=now("seconds"), points=tuple(self._points.values()))
-        try:
-            problem = self._folder.write_text(PROGRESS, to_json(written))
-        except UsageProblem as error:
-            problem = error.message
-        if problem:
+        if problem := self._folder.write_text(PROGRESS, to_json(written)):
             _LOG.debug("%s", problem)
 
 
