@@ -11,12 +11,13 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cached_property, lru_cache
 from operator import is_
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec.structs import replace
@@ -426,6 +427,9 @@ _LIMIT_PLAN_BYTES = 16 << 20
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 
+_Kind = TypeVar("_Kind", bound=Value)
+
+
 class _Versioned(Value, frozen=True):
     version: int
 
@@ -436,35 +440,33 @@ def load_record(folder: Path) -> Record | None:
     Raises:
         RecordError: there is one that cannot be read.
     """
-    if (data := _content(folder / RECORD)) is None:
-        return None
-    try:
-        version = msgspec.json.decode(data, type=_Versioned).version
-        _check_version(version, VERSION, RECORD)
-        return msgspec.json.decode(data, type=Record)
-    except UNREADABLE as error:
-        raise RecordError(f"{RECORD}: {error}") from error
+    return _load(folder / RECORD, VERSION, Record)
 
 
-def _check_version(version: int, known: int, name: str) -> None:
-    """Refuse a file of another version: its fields may have other meanings, also where all of them can be read."""
-    if version != known:
-        age = "a newer" if version > known else "an older"
-        raise RecordError(f"{name}: it is of version {version}, of {age} madlite")
-
-
-def _content(file: Path) -> bytes | None:
+def _load(file: Path, known: int, kind: type[_Kind]) -> _Kind | None:
     """Return what a file of a run's folder holds; None where there is none.
 
     Raises:
-        RecordError: it cannot be read.
+        RecordError: it cannot be read, or is of another version than the `known` one: its fields may have other
+            meanings then, also where all of them can be read.
     """
     try:
-        return read_plain(file, links=False, limit_bytes=LIMIT_BYTES)
+        data = read_plain(file, links=False, limit_bytes=LIMIT_BYTES)
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version != known:
+            age = "a newer" if version > known else "an older"
+            raise RecordError(f"{file.name}: it is of version {version}, of {age} madlite")
+        return msgspec.json.decode(data, type=kind)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RecordError(f"{file.name}: {error.strerror}") from error
+    except UNREADABLE as error:
+        what = str(error)
+        if isinstance(error, msgspec.ValidationError):
+            with suppress(RecursionError):
+                what = wrong_key(error, msgspec.json.decode(data))[1]
+        raise RecordError(f"{file.name}: {what}") from error
 
 
 class NotedRuns:
@@ -572,19 +574,10 @@ def load_result(folder: Path) -> RunResult:
     Raises:
         RecordError: there is none, or it cannot be read.
     """
-    if (data := _content(folder / RESULT)) is None:
+    if (file := _load(folder / RESULT, RESULT_VERSION, _File)) is None:
         raise RecordError(f"it has no {RESULT}")
-    return _read(data)
-
-
-def _read(data: bytes) -> RunResult:
     try:
-        version = msgspec.json.decode(data, type=_Versioned).version
-        _check_version(version, RESULT_VERSION, RESULT)
-        file = msgspec.json.decode(data, type=_File)
         return RunResult(record=file.record, entries=entries_of(read_json(bytes(file.entries))))
-    except msgspec.ValidationError as error:
-        raise RecordError(f"{RESULT}: {wrong_key(error, msgspec.json.decode(data))[1]}") from error
     except UNREADABLE as error:
         raise RecordError(f"{RESULT}: {error}") from error
 

@@ -21,6 +21,7 @@ from madlite.store.record import (
     VERSION,
     Record,
     load_record,
+    load_result,
     make_record,
     read_plan,
     read_record,
@@ -29,7 +30,6 @@ from madlite.store.record import (
     sanitized,
     step_lines,
 )
-from madlite.store.record import _read as read_result
 from scripts.record_schema import record_schema
 from tests.factories import WINDOW, make_plan
 from tests.rows import each_row
@@ -81,9 +81,9 @@ def test_a_name_in_a_record_or_a_result_that_leaves_the_folder_of_runs_is_refuse
     (tmp_path / "record.json").write_text(json.dumps(record))
     with pytest.raises(RecordError, match="record.json: "):
         load_record(tmp_path)
-    text = json.dumps({"version": 1, "record": record, "entries": None})
+    (tmp_path / "result.json").write_text(json.dumps({"version": 1, "record": record, "entries": None}))
     with pytest.raises(RecordError, match=r"result.json: key 'record\..*' is wrong: '(\.\.|a/b|/etc|\.\./x)"):
-        read_result(text.encode())
+        load_result(tmp_path)
 
 
 def test_a_record_without_later_fields_is_read_and_one_of_another_version_is_not(tmp_path):
