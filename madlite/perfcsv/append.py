@@ -55,14 +55,6 @@ class Repair(Value, frozen=True):
     text: str = ""
 
 
-class _Ending(Value, frozen=True):
-    """How a stretch of rows ends: how many were of full width, the fields of the last, whether a quote is open."""
-
-    full: int
-    last: int
-    quoted: bool
-
-
 def repair_of(fd: int, header: Header) -> Repair:
     """Return what the file needs before a row can follow, usually nothing.
 
@@ -70,29 +62,30 @@ def repair_of(fd: int, header: Header) -> Repair:
     """
     width = len(header.columns)
     with unlimited_fields():
-        tail, ending = _ending_of(fd, width)
-    if not ending.quoted and tail[-1:] in (b"", b"\n"):
+        tail, cells, quoted = _ending_of(fd, width)
+    if not quoted and tail[-1:] in (b"", b"\n"):
         return Repair()
-    if not ending.quoted and tail[-1:] == b"\r":
+    if not quoted and tail[-1:] == b"\r":
         return Repair(text="" if header.newline == "\r" else "\n")
-    missing = max(0, width - ending.last)
-    torn = ending.quoted or missing > 0
-    return Repair(
-        cut=_partial_character_bytes(tail) if torn else 0, text='"' * ending.quoted + "," * missing + header.newline
-    )
+    missing = max(0, width - cells)
+    torn = quoted or missing > 0
+    return Repair(cut=_partial_character_bytes(tail) if torn else 0, text='"' * quoted + "," * missing + header.newline)
 
 
-def _ending_of(fd: int, width: int) -> tuple[bytes, _Ending]:
-    """Return the end of the file and how its rows end there; all of it where the last line is no row by itself."""
+def _ending_of(fd: int, width: int) -> tuple[bytes, int, bool]:
+    """Return the end of the file, how many cells its last row has, and whether a quote is open in that.
+
+    It is all of the file where the last line is no row by itself.
+    """
     size = os.fstat(fd).st_size
     if size > _LINE_BYTES:
         _, _, tail = os.pread(fd, _LINE_BYTES, size - _LINE_BYTES).partition(b"\n")
         lines = _lines(tail)
-        alone = _read(lines[-1:], width)
-        if alone.full and lines[-1].endswith("\n"):  # as it nearly always is
-            return tail, alone
+        alone = _read(lines[-1:])
+        if alone == (width, False) and lines[-1].endswith("\n"):  # as it nearly always is
+            return tail, *alone
     tail = os.pread(fd, size, 0)
-    return tail, _read(_lines(tail), width)
+    return tail, *_read(_lines(tail))
 
 
 def _lines(tail: bytes) -> list[str]:
@@ -100,15 +93,13 @@ def _lines(tail: bytes) -> list[str]:
     return list(io.StringIO(text, newline=""))
 
 
-def _read(lines: Sequence[str], width: int) -> _Ending:
+def _read(lines: Sequence[str]) -> tuple[int, bool]:
     # a marker on a line of its own is read as a row, unless a quote is open
     last = lines[-1] if lines else ""
     closed = last if last.endswith(("\n", "\r")) else last + "\n"
     rows = list(csv.reader([*lines[:-1], closed, _END + "\n"]))
     quoted = rows[-1] != [_END]
-    ended = rows[:-1]
-    full = sum(len(cells) == width for cells in ended)
-    return _Ending(full=full, last=len(rows[-1] if quoted else ended[-1]), quoted=quoted)
+    return len(rows[-1] if quoted else rows[-2]), quoted
 
 
 def _partial_character_bytes(tail: bytes) -> int:
