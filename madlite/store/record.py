@@ -288,8 +288,6 @@ def plan_fields(plan: RunPlan) -> dict[str, Any]:
 
 def step_lines(steps: Steps) -> Iterator[bytes]:
     """Yield each step as a line of JSON: number, rank, phase, values by the names of their units, and when."""
-    import msgspec
-
     encode = msgspec.json.Encoder().encode
     for step in steps:
         yield encode(_as_line(step)) + b"\n"
@@ -305,26 +303,19 @@ def _as_line(step: Step) -> dict[str, object]:
 
 def _files(folder: Path, rendered: dict[str, bytes]) -> Iterator[File]:
     """Yield the files of the folder, limited in number, without links and this record's own files."""
-    for path, size in _sizes(folder, _MOST_FILES):
-        name = str(path.relative_to(folder))
-        data = rendered.get(name)
-        yield File(path=name, bytes=size, sha256="" if data is None else hashlib.sha256(data).hexdigest())
-
-
-def _sizes(folder: Path, most: int) -> Iterator[tuple[Path, int]]:
+    left = _MOST_FILES
     for base, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
             path = Path(base, name)
             if path.is_symlink() or (base == str(folder) and name in (LOCK, RUN_JOURNAL, RESULT, RECORD, PROGRESS)):
                 continue
-            if not most:
+            if not left:
                 return
-            most -= 1
-            try:
-                yield path, path.lstat().st_size
-            except OSError:  # gone meanwhile
-                continue
+            left -= 1
+            with suppress(OSError):  # gone meanwhile
+                size, data = path.lstat().st_size, rendered.get(where := str(path.relative_to(folder)))
+                yield File(path=where, bytes=size, sha256="" if data is None else hashlib.sha256(data).hexdigest())
 
 
 def _ended(result: Result) -> str:
