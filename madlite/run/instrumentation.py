@@ -15,7 +15,7 @@ from concurrent.futures import wait
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 from msgspec.structs import replace
@@ -32,6 +32,7 @@ from madlite.machine.telemetry import (
     TOOLS,
     Sampler,
     SamplingTarget,
+    Settle,
     StartReader,
     packages,
     settling_text,
@@ -65,12 +66,8 @@ from madlite.plan.container import PYTHON
 from madlite.plan.submission import PlannedRun
 from madlite.run import probe_inside
 from madlite.run.probe_inside import shortened
+from madlite.run.stop import StopControl
 from madlite.secrets import MASK, is_secret
-
-if TYPE_CHECKING:
-    from madlite.machine.telemetry import Settle
-    from madlite.run.stop import StopControl
-
 
 # What a run ran on and with: its plan, its machine, and what a short probe in its session finds before its model.
 #

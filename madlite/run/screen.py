@@ -114,13 +114,8 @@ class RunEvents:
         """The run's log is there."""
         self._screen.logs(self._plan)
 
-    def phase(self, text: str) -> None:
-        """The run reports its current phase."""
-        self._change(soon=False, doing=self._mask(text))
-        self._screen.phase(text, self._plan.id)
-
-    def action(self, kind: str, text: str) -> None:
-        """An action of this kind begins."""
+    def phase(self, text: str, kind: str = "") -> None:
+        """The run reports its current phase, or that an action of a kind begins."""
         changed = {"state": "running"} if kind == "run" and self._now.state != "stopping" else {}
         self._change(soon=bool(changed), doing=self._mask(text), **changed)
         self._screen.phase(text, self._plan.id)

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 
 from msgspec.structs import replace
 
@@ -174,9 +173,7 @@ class BatchLog:
     def __enter__(self) -> BatchLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._lock >= 0:  # a bug during the runs: the next command reports what was lost
             os.close(self._lock)
             self._lock = -1
