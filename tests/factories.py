@@ -10,7 +10,7 @@ from madlite.files import Folder
 from madlite.model import Card, Image, Machine, Place, Quantity, Result, RunPlan, Traits, Window
 from madlite.perfcsv.side_files import make_entries, write_entries
 from madlite.store.events import Requested, Started, append
-from madlite.store.folder import RunEntry, RunRows, add_entry
+from madlite.store.folder import RunEntry, RunRows, RunStart, add_entry
 
 BASE_IMAGE = "madlite-test/base:latest"
 SMALL_IMAGE = "madlite-test/small:latest"  # bash and the usual small programs: what is pushed or saved, and read back
@@ -88,5 +88,5 @@ def write_side_files(
     plan: RunPlan, result: Result, *, pipeline: str, build_number: str, mask: Callable[[str], str] = str
 ) -> tuple[str, ...]:
     """Write a run's side files into its working folder, and return the error messages."""
-    entries = make_entries(plan, result, pipeline=pipeline, build_number=build_number, mask=mask)
+    entries = make_entries(plan, result, RunStart(pipeline=pipeline, build_number=build_number), mask)
     return write_entries(plan.workspace, entries)

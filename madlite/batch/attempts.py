@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
+from madlite.backends.loader import Plugins
 from madlite.errors import ExitCode, MadliteError
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Result, RunPlan, Status, Value, Variant
@@ -25,9 +26,6 @@ from madlite.run.planning import find_findings
 from madlite.store.events import now
 from madlite.store.folder import RunEntry, RunFolder, new_run_id
 from madlite.store.record import read_plan
-
-if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
 
 TRANSIENT = frozenset(cause.value for cause in (Cause.NETWORK, Cause.PREEMPTED, Cause.ENGINE))
 """The causes after which a run may succeed though nothing was changed: a server, the hub, a port, a preemption."""

@@ -22,12 +22,13 @@ from msgspec.structs import replace
 
 from madlite.batch.leftovers import appended_rows, remove_run_files, target_of
 from madlite.errors import RecordError, inline_hint
-from madlite.model import Cause, Diagnosis, Metric, Result, RunPlan, Status, Value
+from madlite.measure.performance import make_metric
+from madlite.model import Cause, Diagnosis, Result, Status, Value
 from madlite.model.results import Attempt
 from madlite.perfcsv.append import RunAppend, append_runs, cut_torn, left_out_text, make_folder
 from madlite.perfcsv.recorded import are_in_file, count_written
-from madlite.perfcsv.rows import STANDARD_COLUMNS, as_number, plain_cells
-from madlite.perfcsv.side_files import leave_entries, make_output, read_entries, write_entries, write_waiting
+from madlite.perfcsv.rows import STANDARD_COLUMNS
+from madlite.perfcsv.side_files import RunOutput, leave_entries, make_result, read_entries, write_entries, write_waiting
 from madlite.plan.inputs import RUNS
 from madlite.secrets import Redactor
 from madlite.store.events import EVENTS, EventLog, now
@@ -51,16 +52,7 @@ from madlite.store.folder import (
     uncollected,
     unfinished,
 )
-from madlite.store.record import (
-    Entries,
-    RunResult,
-    load_result,
-    make_record,
-    read_plan,
-    read_record,
-    record_json,
-    result_of,
-)
+from madlite.store.record import RunResult, load_result, read_plan, read_record, record_json, result_of
 
 _MOST_AT_ONCE = 1000  # runs whose rows are written together
 
@@ -173,10 +165,10 @@ def collect_all(
     before = (read_run(folder).rows for folder in every)
     noted = {run: rows.at for run, rows in zip(runs, before, strict=True) if rows is not None}
     done = write_together(runs, begin, noted)
-    return [_outcome(folder, found, "not collected") for folder, found in zip(every, done, strict=True)]
+    return [_outcome(folder, found) for folder, found in zip(every, done, strict=True)]
 
 
-def _outcome(folder: Path, found: Collected | Exception, failure: str) -> Collected:
+def _outcome(folder: Path, found: Collected | Exception) -> Collected:
     """Return the outcome of collecting a run, also where it cannot be: it stays as it is."""
     if isinstance(found, Collected):
         return found
@@ -186,7 +178,7 @@ def _outcome(folder: Path, found: Collected | Exception, failure: str) -> Collec
     what = getattr(found, "strerror", "") or str(found)
     if isinstance(found, RecordError):
         what = found.message + (f" ({inline_hint(found.hint)})" if found.hint else "")
-    return Collected(run_id=folder.name, message=f"{failure}: {what}", failed=True)
+    return Collected(run_id=folder.name, message=f"not collected: {what}", failed=True)
 
 
 def named_file(folder: Path, workspace: Path, output: Path) -> Path | None:
@@ -459,32 +451,9 @@ def _result_of_cut_off(run_folder: RunFolder) -> RunResult:
     progress = read_progress(folder)
     started = progress.started if progress is not None and progress.started else noted.at[:19] + "+00:00"
     result = replace(result, attempt=start.attempt, started=started, durations_s=_durations_s(folder, started))
-    if own is None:
-        return make_result(plan, result, start)
-    return _with_record(plan, result, start, own.cells, read_entries(noted.entries.encode()))
-
-
-_BY_SHAPE = Redactor().text  # masks what looks like a secret
-
-
-def make_result(plan: RunPlan, result: Result, start: RunStart, mask: Callable[[str], str] = _BY_SHAPE) -> RunResult:
-    """Return the result of a run whose own process made none; `start` is what its journal begins with."""
-    output = make_output(plan, result, start, mask=mask)
-    entries = output.entries if start.side_files else None
-    return _with_record(plan, result, start, tuple(map(plain_cells, output.rows)), entries, mask)
-
-
-def _with_record(
-    plan: RunPlan,
-    result: Result,
-    start: RunStart,
-    cells: tuple[dict[str, str], ...],
-    entries: Entries | None,
-    mask: Callable[[str], str] = _BY_SHAPE,
-) -> RunResult:
-    rows = RunRows(path="", cells=cells, strict_header=start.strict_header) if cells else None
-    record = make_record(plan, result, rows, command=start.command, left_out=start.left_out, mask=mask)
-    return RunResult(record=record, entries=entries)
+    entries = read_entries(noted.entries.encode())
+    output = RunOutput(rows=own.cells, entries=entries) if own is not None else None
+    return make_result(plan, result, start, Redactor().text, output)  # masked is what looks like a secret
 
 
 def _interrupted(folder: Path, start: RunStart) -> Result:
@@ -509,17 +478,12 @@ def _last_known(folder: Path) -> str:
 def result_of_rows(rows: RunRows, run_id: str) -> Result:
     """Return the result that rows show, which were made before the kill."""
     known = {status.value: status for status in Status}
-    metrics = tuple(
-        Metric(
-            metric=cells.get("metric", ""),
-            text=cells["performance"],
-            status=known.get(cells.get("status", ""), Status.FAILURE),
-            value=float(cells["performance"]) if as_number(cells["performance"]) is not None else None,
-        )
-        for cells in rows.cells
-        if cells.get("performance")
-    )
     statuses = [known.get(cells.get("status", ""), Status.FAILURE) for cells in rows.cells]
+    metrics = tuple(
+        replace(make_metric(number, cells.get("metric", "")), text=number, status=status)
+        for cells, status in zip(rows.cells, statuses, strict=True)
+        if (number := cells.get("performance", ""))
+    )
     status = next((status for status in statuses if status is not Status.SUCCESS), Status.SUCCESS)
     why = "madlite was killed after the run had its row: the record has what the row says"
     reason = "" if status is Status.SUCCESS else why

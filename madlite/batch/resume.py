@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -243,7 +243,7 @@ def follow_cut_off(first: Path, run_id: str) -> Mapping[str, Standing]:
         raise UsageProblem(f"run {last.name} goes on: it cannot be tried again meanwhile", "madlite runs") from None
     except OSError as error:
         raise UsageProblem(f"run {last.name} cannot be tried again: {error.strerror or error}") from error
-    try:
+    with closing(folder):
         if exists(last / RECORD):
             raise UsageProblem(f"run {last.name} has its row: it is not tried again", f"madlite show {last.name}")
         before = Standing(Result(plan_id=last.name, status=Status.FAILURE, cause=Cause.PREEMPTED), None)
@@ -254,8 +254,6 @@ def follow_cut_off(first: Path, run_id: str) -> Mapping[str, Standing]:
         if before.result.status is not Status.FAILURE:
             raise UsageProblem(f"run {last.name} has its result: it is not tried again", f"madlite show {last.name}")
         folder.note(RunEntry(at=now(), next=run_id))
-    finally:
-        folder.close()
     if not has_result:
         _clean(first.parent.parent, [last.name])
     return {run_id: before}

@@ -13,12 +13,13 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from madlite.batch.attempts import attempt_after, next_attempt
-from madlite.batch.collect import Collected, attempts_of, make_result
+from madlite.batch.collect import Collected, attempts_of
 from madlite.batch.resume import failed_before
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import read_plain, tells_no_space
 from madlite.jobs.submission import Stored
 from madlite.model import Cause, Diagnosis, Result, Status, Value
+from madlite.perfcsv.side_files import make_result
 from madlite.plan.context import Options
 from madlite.plan.plan_file import read_plan_file
 from madlite.plan.schedulers import JobEnd, JobState

@@ -426,12 +426,9 @@ class Attempt(Value, frozen=True):
     micro_batch: int | None = None
 
 
-class Result(Value, frozen=True):
-    """The outcome of one run; without a metric it is one blank FAILURE or SKIPPED row."""
+class ResultFields(Value, frozen=True, kw_only=True):
+    """What the result of a run and its record have alike, under the same names."""
 
-    plan_id: str
-    status: Status
-    cause: Cause = Cause.NONE
     reason: str = ""  # one sentence for people
     evidence: str = ""  # the line that decided it
     window: Window | None = None
@@ -448,7 +445,6 @@ class Result(Value, frozen=True):
     node_codes: tuple[int | None, ...] = ()  # of a run on several nodes, each one's exit code in their order
     nodes: tuple[NodeUse, ...] = ()  # of a run on several nodes
     outcome: JobOutcome | None = None  # of a failure, what the engine itself says of its end
-    shell: str = ""  # the command that opens a shell in what was kept
     image: ImageUsed = ImageUsed()
     durations_s: dict[str, float] = {}  # build, data, run, total
     git_commit: str = ""
@@ -460,6 +456,15 @@ class Result(Value, frozen=True):
     data_download_s: float | None = None  # of that set
     attempt: Attempt | None = None  # of a run that is tried again where it fails
     beside: tuple[str, ...] = ()  # ids of the runs that met it on this machine, also one after another, as far as seen
+
+
+class Result(ResultFields, frozen=True):
+    """The outcome of one run; without a metric it is one blank FAILURE or SKIPPED row."""
+
+    plan_id: str
+    status: Status
+    cause: Cause = Cause.NONE
+    shell: str = ""  # the command that opens a shell in what was kept
 
     @property
     def code(self) -> str:

@@ -55,14 +55,6 @@ class Repair(Value, frozen=True):
     text: str = ""
 
 
-class _Ending(Value, frozen=True):
-    """How a stretch of rows ends: how many were of full width, the fields of the last, whether a quote is open."""
-
-    full: int
-    last: int
-    quoted: bool
-
-
 def repair_of(fd: int, header: Header) -> Repair:
     """Return what the file needs before a row can follow, usually nothing.
 
@@ -70,29 +62,30 @@ def repair_of(fd: int, header: Header) -> Repair:
     """
     width = len(header.columns)
     with unlimited_fields():
-        tail, ending = _ending_of(fd, width)
-    if not ending.quoted and tail[-1:] in (b"", b"\n"):
+        tail, cells, quoted = _ending_of(fd, width)
+    if not quoted and tail[-1:] in (b"", b"\n"):
         return Repair()
-    if not ending.quoted and tail[-1:] == b"\r":
+    if not quoted and tail[-1:] == b"\r":
         return Repair(text="" if header.newline == "\r" else "\n")
-    missing = max(0, width - ending.last)
-    torn = ending.quoted or missing > 0
-    return Repair(
-        cut=_partial_character_bytes(tail) if torn else 0, text='"' * ending.quoted + "," * missing + header.newline
-    )
+    missing = max(0, width - cells)
+    torn = quoted or missing > 0
+    return Repair(cut=_partial_character_bytes(tail) if torn else 0, text='"' * quoted + "," * missing + header.newline)
 
 
-def _ending_of(fd: int, width: int) -> tuple[bytes, _Ending]:
-    """Return the end of the file and how its rows end there; all of it where the last line is no row by itself."""
+def _ending_of(fd: int, width: int) -> tuple[bytes, int, bool]:
+    """Return the end of the file, how many cells its last row has, and whether a quote is open in that.
+
+    It is all of the file where the last line is no row by itself.
+    """
     size = os.fstat(fd).st_size
     if size > _LINE_BYTES:
         _, _, tail = os.pread(fd, _LINE_BYTES, size - _LINE_BYTES).partition(b"\n")
         lines = _lines(tail)
-        alone = _read(lines[-1:], width)
-        if alone.full and lines[-1].endswith("\n"):  # as it nearly always is
-            return tail, alone
+        alone = _read(lines[-1:])
+        if alone == (width, False) and lines[-1].endswith("\n"):  # as it nearly always is
+            return tail, *alone
     tail = os.pread(fd, size, 0)
-    return tail, _read(_lines(tail), width)
+    return tail, *_read(_lines(tail))
 
 
 def _lines(tail: bytes) -> list[str]:
@@ -100,15 +93,13 @@ def _lines(tail: bytes) -> list[str]:
     return list(io.StringIO(text, newline=""))
 
 
-def _read(lines: Sequence[str], width: int) -> _Ending:
+def _read(lines: Sequence[str]) -> tuple[int, bool]:
     # a marker on a line of its own is read as a row, unless a quote is open
     last = lines[-1] if lines else ""
     closed = last if last.endswith(("\n", "\r")) else last + "\n"
     rows = list(csv.reader([*lines[:-1], closed, _END + "\n"]))
     quoted = rows[-1] != [_END]
-    ended = rows[:-1]
-    full = sum(len(cells) == width for cells in ended)
-    return _Ending(full=full, last=len(rows[-1] if quoted else ended[-1]), quoted=quoted)
+    return len(rows[-1] if quoted else rows[-2]), quoted
 
 
 def _partial_character_bytes(tail: bytes) -> int:
@@ -133,22 +124,18 @@ def add_columns(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping
             program replaced the file meanwhile.
     """
     try:
-        _replace(file, joining, rows)
+        with file.replaced(_WIDENING) as new:
+            new.writelines(line.encode("utf-8", "surrogateescape") for line in _lines_with_columns(file, joining, rows))
+            new.flush()
+            os.fsync(new.fileno())
+            if not file.is_current():
+                raise RecordError(f"{file.target} was replaced by another program; no row was added", "run it again")
     except OSError as error:
         raise RecordError(
             f"{file.target} cannot be rewritten for new columns ({', '.join(joining)}): {error.strerror or error}",
             "append without them: madlite run --strict-header",
         ) from error
     sync_folder(file.target.parent)
-
-
-def _replace(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
-    with file.replaced(_WIDENING) as new:
-        new.writelines(line.encode("utf-8", "surrogateescape") for line in _lines_with_columns(file, joining, rows))
-        new.flush()
-        os.fsync(new.fileno())
-        if not file.is_current():
-            raise RecordError(f"{file.target} was replaced by another program; no row was added", "run it again")
 
 
 def _lines_with_columns(file: LockedFile, joining: Sequence[str], rows: Iterable[Mapping[str, str]]) -> Iterator[str]:
@@ -233,11 +220,8 @@ def append_runs(
         header, size = _header(path, file), os.fstat(file.fd).st_size
         wide, left_out = header or Header(columns=tuple(begin)), list[tuple[str, ...]]()
         for run in runs:
-            cells = map(plain_cells, run.rows.cells)
-            joining = () if run.rows.strict_header else joining_columns(wide.columns, cells)
-            has_room = not joining or may_join(wide, joining)
-            wide = replace(wide, columns=(*wide.columns, *(joining if has_room else ())))
-            left_out.append(() if has_room else joining)
+            wide, without = widened(wide, run.rows)
+            left_out.append(without)
         columns = header.columns if header is not None else ()
         repair = (
             repair_of(file.fd, header) if header is not None else Repair(cut=size, text=wide.line)
@@ -334,6 +318,15 @@ def joining_columns(columns: Iterable[str], rows: Iterable[_Cells]) -> tuple[str
     new = dict.fromkeys(name for row in rows for name in row if name not in known)
     others = {plain_name(name) for name in columns} if new else set()  # of a header that another program wrote
     return tuple(name for name in new if name not in others)
+
+
+def widened(header: Header, rows: RunRows) -> tuple[Header, tuple[str, ...]]:
+    """Return a header with the columns of a run's rows, and those of them for which it has no room."""
+    cells = map(plain_cells, rows.cells)
+    joining = () if rows.strict_header else joining_columns(header.columns, cells)
+    if joining and not may_join(header, joining):
+        return header, joining
+    return replace(header, columns=(*header.columns, *joining)), ()
 
 
 def left_out_text(path: Path | str, joining: Sequence[str]) -> str:

@@ -17,8 +17,6 @@ from functools import cache
 from itertools import groupby, takewhile
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, folder_of, half_made, open_plain, sync_folder
 from madlite.model import Value
@@ -29,8 +27,9 @@ from madlite.perfcsv.append import (
     joining_columns,
     left_out_text,
     locked,
+    widened,
 )
-from madlite.perfcsv.rows import Header, comparable, csv_line, may_join, new_columns, read_header, recorded_row, text_of
+from madlite.perfcsv.rows import Header, comparable, csv_line, new_columns, read_header, recorded_row, text_of
 from madlite.plan.inputs import RUNS
 from madlite.store.events import EVENTS, EventLog, RebuildStarted, append
 from madlite.store.folder import RunRows, exists, is_alive, is_run, is_uncollected, read_run, real_folders, rows_path
@@ -321,13 +320,10 @@ def _table(rows: Sequence[RunRows], notes: list[str], begin: Sequence[str]) -> t
     """Return the header and the rows, without columns of pending rows for which it has no room."""
     header, taken = _header_of((run_rows for run_rows in rows if run_rows.appended), begin), []
     for run_rows in rows:
-        joining = joining_columns(header.columns, run_rows.cells)
-        if not joining or may_join(header, joining):
-            header = replace(header, columns=(*header.columns, *joining))
-            taken.append(run_rows)
-        else:
-            notes.append(left_out_text(f"{_model(run_rows)} of {run_rows.at}", joining))
-            taken.append(run_rows.without(joining))
+        header, left_out = widened(header, run_rows)
+        if left_out:
+            notes.append(left_out_text(f"{_model(run_rows)} of {run_rows.at}", left_out))
+        taken.append(run_rows.without(left_out))
     return _header_of(taken, begin), taken
 
 

@@ -27,6 +27,7 @@ from madlite.measure.verdict import result_columns
 from madlite.model import Cause, Json, Metric, Result, RunPlan, Status, Value
 from madlite.plan.manifest import NO_DOCKERFILE
 from madlite.secrets import Redactor
+from madlite.store.folder import RunStart
 from madlite.text import readable
 
 # Cells as lines of CSV, alike on every Python: a row is one physical line, whatever its cells hold.
@@ -288,36 +289,29 @@ _NO_METRIC = Metric(metric="", text="", status=Status.FAILURE)
 _LAUNCHERS = {"slurm": "torchrun", "kubernetes": "native"}
 
 
-def build_rows(
-    plan: RunPlan, result: Result, *, pipeline: str, build_number: str, strict_header: bool, columns: Iterable[str] = ()
-) -> tuple[dict[str, str], ...]:
+def build_rows(plan: RunPlan, result: Result, start: RunStart) -> tuple[dict[str, str], ...]:
     """Return one row per metric, or one blank FAILURE or SKIPPED row where the run gave none.
 
-    A row has every standard column and the result columns that its metric brings; with `strict_header` it has no
-    result columns, and the mode and precision of a rendered run are part of the model's name.  `pipeline` and
-    `build_number` are the environment's `pipeline` and `BUILD_NUMBER`; without a number it is 0.  `columns` are those
-    of OWN_COLUMNS to add to each row, and CONFIGS.
+    A row has every standard column and the result columns that its metric brings; with the `strict_header` of its
+    `start` it has no result columns, and the mode and precision of a rendered run are part of the model's name.
+    Without a build's number that is 0.  The `columns` of the start are those of OWN_COLUMNS to add to each row, and
+    CONFIGS.
     """
-    own = {name: OWN_COLUMNS[name](plan, result) for name in columns if name != CONFIGS}
-    common = _common(plan, result, pipeline, build_number or "0")
+    own = {name: OWN_COLUMNS[name](plan, result) for name in start.columns if name != CONFIGS}
+    common = _common(plan, result, start.pipeline, start.build_number or "0")
     metrics = result.metrics if has_results(result) else ()
-    if CONFIGS in columns and metrics and plan.result_rule.kind == "multiple_results":
+    if CONFIGS in start.columns and metrics and plan.result_rule.kind == "multiple_results":
         common[CONFIGS] = ""
     rows = (
-        [_skipped(plan, common, strict_header)]
+        [_skipped(plan, common, start.strict_header)]
         if result.status is Status.SKIPPED
-        else [_row(plan, common, metric, strict_header) for metric in metrics or (_NO_METRIC,)]
+        else [_row(plan, common, metric, start.strict_header) for metric in metrics or (_NO_METRIC,)]
     )
     return tuple(row | own for row in rows)
 
 
-def masked_rows(rows: Iterable[Mapping[str, str]], mask: Callable[[str], str]) -> tuple[dict[str, str], ...]:
-    """Return rows without secrets, in the names of result columns too."""
-    return tuple(masked_cells(row, mask) for row in rows)
-
-
 def masked_cells(cells: Mapping[str, str], mask: Callable[[str], str]) -> dict[str, str]:
-    """Return cells by name without secrets.
+    """Return the cells of a row without secrets, in the names of result columns too.
 
     Of the standard columns only those with user input are masked fully; values of a results file are masked where it is
     read.  A short secret may be part of an image's name or a status by chance: there only the shape counts.

@@ -37,8 +37,8 @@ from madlite.perfcsv.rows import (
     has_row,
     limited_cells,
     limited_metric,
+    masked_cells,
     masked_metric,
-    masked_rows,
     plain,
     plain_cells,
     plain_name,
@@ -48,9 +48,9 @@ from madlite.perfcsv.rows import (
 )
 from madlite.plan.inputs import RUNS
 from madlite.secrets import Redactor, assigned, mask_json
-from madlite.store.folder import RunStart, open_runs
+from madlite.store.folder import RunRows, RunStart, open_runs
 from madlite.store.locks import locked_file
-from madlite.store.record import Entries, JsonObject, entries_of
+from madlite.store.record import Entries, JsonObject, RunResult, entries_of, make_record
 from madlite.text import as_cell, indented, on_one_line, read_json, readable_json, spelled_objects, unlimited_fields
 
 # The file that a script's `--config` names → `configs` of the side files: found, read, without secrets.
@@ -333,17 +333,12 @@ def _typed(cells: _Cells) -> JsonObject:
     return base | {name: as_number(cells[name]) or cells[name] for name in _SECONDS}
 
 
-def make_entries(
-    plan: RunPlan, result: Result, *, pipeline: str, build_number: str, mask: Callable[[str], str] = str
-) -> Entries:
-    """Return a run's part of the side files.
-
-    `pipeline` and `build_number` are as for `build_rows`; `mask` hides secrets, in the configuration too.
-    """
+def make_entries(plan: RunPlan, result: Result, start: RunStart, mask: Callable[[str], str] = str) -> Entries:
+    """Return a run's part of the side files; `mask` hides secrets, in the configuration too."""
+    start = replace(start, strict_header=False, columns=())
 
     def rows(of: Result) -> list[dict[str, str]]:
-        built = build_rows(plan, of, pipeline=pipeline, build_number=build_number, strict_header=False)
-        return [limited_cells(row) for row in masked_rows(built, mask)]
+        return [limited_cells(masked_cells(row, mask)) for row in build_rows(plan, of, start)]
 
     metrics = (limited_metric(masked_metric(metric, mask)) for metric in result.metrics)
     result = replace(result, metrics=tuple(metrics))
@@ -358,8 +353,8 @@ def make_entries(
 class RunOutput(Value, frozen=True):
     """A run's rows of perf.csv as they may stand in it, without secrets and short, and its part of the side files.
 
-    `entries` are None without rows, and after a bug, which is the `problem` and costs no row.  `truncated` is a message
-    about cells that were.
+    `entries` are None without rows or side files, and after a bug, which is the `problem` and costs no row.
+    `truncated` is a message about cells that were.
     """
 
     rows: tuple[dict[str, str], ...] = ()
@@ -379,26 +374,34 @@ def make_output(
     """Return what a result writes, by what is known since its `start`; `added` returns cells that join each row's."""
     if not has_row(plan, result):
         return RunOutput()
-    rows = build_rows(
-        plan,
-        result,
-        pipeline=start.pipeline,
-        build_number=start.build_number,
-        strict_header=start.strict_header,
-        columns=start.columns,
-    )
-    rows = masked_rows(({**row, **added(row)} for row in rows), mask)
+    masked = [masked_cells({**row, **added(row)}, mask) for row in build_rows(plan, result, start)]
     entries, problem = None, ""
     try:
-        made = make_entries(plan, result, pipeline=start.pipeline, build_number=start.build_number, mask=mask)
-        entries_line(made)  # the journal gets it before the row is written
-        entries = made
+        if start.side_files:
+            made = make_entries(plan, result, start, mask)
+            entries_line(made)  # the journal gets it before the row is written
+            entries = made
     except Exception as bug:  # noqa: BLE001 - raised here, it would cost the row
         _log.debug("side files of %s", plan.id, exc_info=True)
         problem = f"internal error in the files beside perf.csv: {type(bug).__name__}: {bug}"
     return RunOutput(
-        rows=tuple(map(limited_cells, rows)), entries=entries, truncated=truncation_text(rows), problem=problem
+        rows=tuple(map(limited_cells, masked)), entries=entries, truncated=truncation_text(masked), problem=problem
     )
+
+
+def make_result(
+    plan: RunPlan,
+    result: Result,
+    start: RunStart,
+    mask: Callable[[str], str],
+    output: RunOutput | None = None,
+    rendered: Iterable[tuple[str, bytes]] = (),
+) -> RunResult:
+    """Return what result.json has of a result, by its `output`: rows that no file has yet are in its record."""
+    output = output or make_output(plan, result, start, mask=mask)
+    rows = RunRows(path="", cells=output.rows, strict_header=start.strict_header) if output.rows else None
+    record = make_record(plan, result, rows, start, rendered=rendered, mask=mask)
+    return RunResult(record=record, entries=output.entries)
 
 
 def entries_line(entries: Entries) -> bytes:

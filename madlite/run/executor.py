@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -19,6 +18,7 @@ from madlite.files import NO_SPACE
 from madlite.machine.host import Host
 from madlite.machine.processes import RUN_MARK
 from madlite.machine.products import find_peak
+from madlite.machine.telemetry import Settle
 from madlite.measure.adaptive import ConvergenceMonitor, adaptive_text, ending_text
 from madlite.measure.monitor import LogMonitor
 from madlite.measure.parse_log import plan_monitor, plan_rules
@@ -54,21 +54,8 @@ from madlite.run.stop import StopControl
 from madlite.run.watchdog import HangReport, StallDetector, Watchdog
 from madlite.secrets import Redactor, assigned, collect, plaintext_secrets, spelled_out
 from madlite.store.events import now
-from madlite.store.folder import (
-    CONTEXT,
-    HANDLE,
-    LOG,
-    VIEW,
-    RunEntry,
-    RunFolder,
-    claim_model_dir,
-    locked_results,
-    release_model_dir,
-)
+from madlite.store.folder import CONTEXT, HANDLE, LOG, VIEW, RunEntry, RunFolder, claimed_model_dir, locked_results
 from madlite.store.special_files import left_text, special_files
-
-if TYPE_CHECKING:
-    from madlite.machine.telemetry import Settle
 
 _log = logging.getLogger(__name__)
 
@@ -90,8 +77,7 @@ def claimed(plan: RunPlan, wait: Callable[[], None]) -> Iterator[RunPlan]:
             stack.enter_context(locked_results(plan, wait))
             name = plan.model_dir
             if plan.traits.shares_files:
-                name, lock = claim_model_dir(plan)
-                stack.callback(release_model_dir, plan, name, lock)
+                name = stack.enter_context(claimed_model_dir(plan))
         except OSError as error:
             place = error.filename if str(error.filename).startswith("/") else plan.workspace
             what = f"{place} cannot be written to: {error.strerror or error}"
@@ -349,7 +335,7 @@ class RunExecutor:
         for action in (action for action in self.plan.actions if action.kind not in skipped):
             if self.stop.reason is not None:
                 break
-            self.screen.action(action.kind, _phase(action))
+            self.screen.phase(_phase(action), action.kind)
             mad_log.before(action)
             if action.kind == "run":
                 results.begin()

@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from madlite.cancellation import in_thread
-from madlite.errors import MadliteError, RuntimeProblem
+from madlite.errors import RuntimeProblem
 from madlite.files import copy_inside
 from madlite.machine.processes import RUN_MARK, SUPERVISOR_MARK
 from madlite.model import RunPlan, Session, Value
@@ -422,10 +422,6 @@ def _write(folder: RunFolder, name: str, text: str, mask: Callable[[str], str]) 
     text = text[:MOST_CHARACTERS]
     if not text.strip():
         return False
-    try:
-        problem = folder.write_text(name, Redactor(assigned(text.splitlines())).text(mask(text)))
-    except MadliteError as error:  # the workload put something else there
-        problem = error.message
-    if problem:
+    if problem := folder.write_text(name, Redactor(assigned(text.splitlines())).text(mask(text))):
         _LOG.warning("%s", problem)
     return not problem

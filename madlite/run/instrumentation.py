@@ -15,7 +15,7 @@ from concurrent.futures import wait
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import msgspec
 from msgspec.structs import replace
@@ -32,6 +32,7 @@ from madlite.machine.telemetry import (
     TOOLS,
     Sampler,
     SamplingTarget,
+    Settle,
     StartReader,
     packages,
     settling_text,
@@ -58,7 +59,6 @@ from madlite.model import (
     Session,
     Settling,
     Telemetry,
-    Value,
     Window,
 )
 from madlite.model.protocols import GpuSession
@@ -66,12 +66,8 @@ from madlite.plan.container import PYTHON
 from madlite.plan.submission import PlannedRun
 from madlite.run import probe_inside
 from madlite.run.probe_inside import shortened
+from madlite.run.stop import StopControl
 from madlite.secrets import MASK, is_secret
-
-if TYPE_CHECKING:
-    from madlite.machine.telemetry import Settle
-    from madlite.run.stop import StopControl
-
 
 # What a run ran on and with: its plan, its machine, and what a short probe in its session finds before its model.
 #
@@ -114,18 +110,8 @@ PYTHONDONTWRITEBYTECODE=1 exec "$python" -B -c "$1" "$2"
 """
 
 
-class ProbedFacts(Value, frozen=True):
-    """What is where the workload runs, as reported by the probe."""
-
-    inside: dict[str, str] = {}
-    packages: dict[str, str] = {}
-    repositories: dict[str, str] = {}
-    environment: dict[str, str] = {}
-    notes: tuple[str, ...] = ()
-
-
-def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
-    """Ask in the folder and with the environment of the action that is to follow."""
+def probe(session: Session, plan: RunPlan, action: Action) -> Provenance:
+    """Return what is in the folder and the environment of the action that is to follow."""
     output = bytearray()
 
     def collect(chunk: Chunk) -> None:
@@ -138,20 +124,20 @@ def probe(session: Session, plan: RunPlan, action: Action) -> ProbedFacts:
     try:
         ended = session.run(replace(action, kind="prepare", argv=argv, timeout_s=LIMIT_S), collect)
     except RuntimeProblem as problem:  # of a container that is gone the workload will say so itself
-        return ProbedFacts(notes=(f"the environment of the run could not be probed: {problem.message}",))
+        return Provenance(notes=(f"the environment of the run could not be probed: {problem.message}",))
     return read_answer(bytes(output), ended)
 
 
-def read_answer(output: bytes, ended: Exit) -> ProbedFacts:
+def read_answer(output: bytes, ended: Exit) -> Provenance:
     """Return the answer in what the probe printed, beside whatever else was printed there."""
     mark = probe_inside.MARK.encode()
     lines = [line[len(mark) :] for line in output.split(b"\n") if line.startswith(mark)]
     try:
-        return msgspec.json.decode(lines[-1], type=ProbedFacts)
+        return msgspec.json.decode(lines[-1], type=Provenance)
     except (IndexError, msgspec.DecodeError, UnicodeDecodeError):
         why = "there is no Python" if ended.code == 127 else f"the probe ended with exit code {ended.code}"
         why = f"the probe did not end within {LIMIT_S:g} s" if ended.timed_out else why
-        return ProbedFacts(notes=(f"the environment of the run is unknown: {why}",))
+        return Provenance(notes=(f"the environment of the run is unknown: {why}",))
 
 
 def _probe_request(plan: RunPlan) -> dict[str, object]:
@@ -175,7 +161,7 @@ _USER = re.compile(r"(?<=://)(?:[^/\s]+|[^/\s:@[]*:(?!\d{1,5}/)\S{1,500})(?=@)")
 
 
 def make_provenance(
-    planned: PlannedRun, plugins: Plugins, labels: Mapping[str, str], inside: ProbedFacts, facts: Mapping[str, str]
+    planned: PlannedRun, plugins: Plugins, labels: Mapping[str, str], inside: Provenance, facts: Mapping[str, str]
 ) -> Provenance:
     """Return where a run's number comes from.
 
@@ -184,22 +170,19 @@ def make_provenance(
     script, digest = _script(planned)
     started = [script] if script and not planned.plan.templates else _started_script(planned.plan)
     shown = dict(list(labels.items())[:_MOST_LABELS])
-    return Provenance(
+    return replace(
+        inside,
         versions=versions(plugins),
         script=script,
         script_sha256=digest,
         files=python_files(planned.plan.workspace, started),
         labels={name: _shown(name, text) for name, text in shown.items()},
-        repositories=inside.repositories,
-        packages=inside.packages,
-        inside=inside.inside,
         host=_host_facts(planned.plan),
         gpu=gpu_facts(planned.plan.machine, planned.plan.place.gpu_ids, facts),
         environment={
             name: _shown(name, text)
             for name, text in sorted((inside.environment or relevant(planned.plan.env)).items())
         },
-        notes=inside.notes,
     )
 
 
@@ -570,7 +553,7 @@ class TelemetryRecorder:
         return window.median / summary.power_w if summary.power_w else None
 
 
-NOT_PROBED = ProbedFacts(notes=("the environment of the run was not probed: probe is switched off",))
+NOT_PROBED = Provenance(notes=("the environment of the run was not probed: probe is switched off",))
 
 
 class Instrumentation:
@@ -583,7 +566,7 @@ class Instrumentation:
         settle = None if planned.plan.study is not None and planned.plan.study.warm_up else settle
         self._nodes = NodeSampler(planned.plan, now)
         self.telemetry = TelemetryRecorder(planned.plan, host, now, settle)
-        self._inside: ProbedFacts | None = None
+        self._inside: Provenance | None = None
 
     def probe(self, session: Session, action: Action) -> None:
         """Ask what is there, before the model's own step, unless that is switched off."""
@@ -602,7 +585,7 @@ class Instrumentation:
         quantity = result.window.quantity if result.window is not None else None
         nodes = with_slow(self._nodes.over(result.nodes, result.window), quantity)
         labels = result.image.labels
-        inside = self._inside or ProbedFacts()
+        inside = self._inside or Provenance()
         provenance = make_provenance(self._planned, self._plugins, labels, inside, self.telemetry.facts)
         probed = self._inside is not None and self._planned.plan.traits.local
         warnings = host_warnings(self._planned.plan.machine, provenance.host) if probed else ()

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from madlite.files import Folder, folder_of
 from madlite.images.build import build_command_text
@@ -24,15 +23,13 @@ from madlite.measure.lines import (
     result_lines,
     scripts_line,
 )
+from madlite.measure.verdict import Observation, Verdict
 from madlite.model import Action, Cause, Chunk, EnvValue, Exit, RunPlan, Say, Secret, Sink
 from madlite.rank_labels import node_label
 from madlite.run.probe_inside import SEARCH_S, candidates, commit_of
+from madlite.run.state import RunState
 from madlite.secrets import Redactor
 from madlite.store.log_file import LogFile
-
-if TYPE_CHECKING:
-    from madlite.measure.verdict import Observation, Verdict
-    from madlite.run.state import RunState
 
 Output = Callable[[bytes, int], None]
 _FLAGS = os.O_RDWR | os.O_APPEND

@@ -24,6 +24,7 @@ from madlite.perfcsv.side_files import (
     entries_line,
     leave_entries,
     make_output,
+    make_result,
     write_entries,
     write_waiting,
 )
@@ -34,7 +35,7 @@ from madlite.run.screen import Screen
 from madlite.run.state import context_file
 from madlite.store.events import now
 from madlite.store.folder import RECORD, RESULT, STEPS, RunEntry, RunFolder, RunRows, RunStart, rows_path
-from madlite.store.record import Entries, Record, RunResult, make_record, record_json, result_text, step_lines
+from madlite.store.record import Entries, make_record, record_json, result_text, step_lines
 
 # What is written of a run that has ended, in an order in which no kill loses anything silently.
 #
@@ -111,6 +112,7 @@ class ResultWriter:
         self._side_files = side_files  # of a batch
         self.saved = True  # whether the rows are in their file
         self._planned, self._plan = run, run.plan
+        self._rendered = [(file.path, file.data) for file in run.files]
         self._options, self._screen, self._mask = options, screen, mask
         self._rows: RunRows | None = None
         self._attempted = False
@@ -143,7 +145,7 @@ class ResultWriter:
 
     def write(self, result: Result, steps: Steps, folder: RunFolder | None) -> Result:
         """Write all of it, and return the result with errors as findings; without a folder only the rows."""
-        problems = [folder.stream(STEPS, step_lines(steps))] if folder is not None and len(steps) else []
+        problems = [folder.save(STEPS, step_lines(steps))] if folder is not None and len(steps) else []
         try:
             return self._write_all(result, problems, folder)
         except _TakenError:
@@ -184,7 +186,7 @@ class ResultWriter:
 
     def write_result(self, result: Result, steps: Steps, folder: RunFolder | None) -> str:
         """Write steps and result file alone; return the error message, "" if none."""
-        problem = folder.stream(STEPS, step_lines(steps)) if folder is not None and len(steps) else ""
+        problem = folder.save(STEPS, step_lines(steps)) if folder is not None and len(steps) else ""
         return problem or self._save_result(result, self._output(result), folder)
 
     def _save_result(
@@ -195,9 +197,8 @@ class ResultWriter:
             return ""
         findings = (*result.findings, *filter(None, (*problems, output.truncated)))
         try:
-            rows = self._rows_of(output)
-            record = self._make_record(replace(result, findings=findings), replace(rows, path="") if rows else None)
-            text = result_text(RunResult(record=record, entries=output.entries))
+            result = replace(result, findings=findings)
+            text = result_text(make_result(self._plan, result, self._start, self._mask, output, self._rendered))
             problem = "the run has no folder" if folder is None else folder.write_result(text)
         except Exception as bug:  # noqa: BLE001 - the verdict stands, and rows may still be written
             _log.debug("result file of %s", self._plan.id, exc_info=True)
@@ -242,9 +243,9 @@ class ResultWriter:
         def added(cells: Mapping[str, str]) -> Mapping[str, str]:
             return {"relative_change": change(self._plan, cells)} if change is not None else {}
 
-        output = make_output(self._plan, result, self._start, mask=self._mask, added=added)
         has_readers = self._options.side_files or not self._options.rows  # else who writes the rows decides
-        return output if has_readers else replace(output, entries=None, problem="")
+        start = replace(self._start, side_files=has_readers)
+        return make_output(self._plan, result, start, mask=self._mask, added=added)
 
     def _rows_of(self, output: RunOutput) -> RunRows | None:
         cells = output.rows
@@ -268,21 +269,12 @@ class ResultWriter:
         for problem in filter(None, problems):
             self._screen.warn(problem)
 
-    def _make_record(self, result: Result, rows: RunRows | None) -> Record:
-        return make_record(
-            self._plan,
-            result,
-            rows,
-            command=self._start.command,
-            rendered=[(file.path, file.data) for file in self._planned.files],
-            left_out=self._start.left_out,
-            mask=self._mask,
-        )
-
     def _write_record(self, result: Result, folder: RunFolder) -> str:
         """Write the record and return the error message: a full disk costs the record, not the verdict."""
+        plan, start, rendered = self._plan, self._start, self._rendered
         try:
-            text = record_json(self._make_record(result, self._rows))
+            record = make_record(plan, result, self._rows, start, rendered=rendered, mask=self._mask)
+            text = record_json(record)
         except Exception as bug:  # noqa: BLE001 - the row is there, and the verdict stands
             _log.debug("record of %s", self._plan.id, exc_info=True)
             return f"internal error in {RECORD}: {type(bug).__name__}: {bug}"

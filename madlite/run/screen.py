@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from madlite.errors import ExitCode, UsageProblem
+from madlite.errors import ExitCode
 from madlite.model import Quantity, Result, RunPlan, Step, Value, to_json
 from madlite.plan.submission import PlannedRun
 from madlite.store.events import now
@@ -114,13 +114,8 @@ class RunEvents:
         """The run's log is there."""
         self._screen.logs(self._plan)
 
-    def phase(self, text: str) -> None:
-        """The run reports its current phase."""
-        self._change(soon=False, doing=self._mask(text))
-        self._screen.phase(text, self._plan.id)
-
-    def action(self, kind: str, text: str) -> None:
-        """An action of this kind begins."""
+    def phase(self, text: str, kind: str = "") -> None:
+        """The run reports its current phase, or that an action of a kind begins."""
         changed = {"state": "running"} if kind == "run" and self._now.state != "stopping" else {}
         self._change(soon=bool(changed), doing=self._mask(text), **changed)
         self._screen.phase(text, self._plan.id)
@@ -183,11 +178,7 @@ class RunEvents:
             return
         self._written_s = self._clock()
         written = replace(self._now, updated=now("seconds"), points=tuple(self._points.values()))
-        try:
-            problem = self._folder.write_text(PROGRESS, to_json(written))
-        except UsageProblem as error:
-            problem = error.message
-        if problem:
+        if problem := self._folder.write_text(PROGRESS, to_json(written)):
             _LOG.debug("%s", problem)
 
 

@@ -98,18 +98,6 @@ def seconds(duration_s: float) -> str:
     return f"{duration_s:.{digits}f} s"
 
 
-def silence_text(
-    silence_s: float, phase: str, step: int | None, step_s: float | None, *, trains: bool, hung: bool
-) -> str:
-    """Return a silence in words: of steps, or of any output in a phase."""
-    if not phase:
-        took = "" if step_s is None else f" ({'steps took' if hung else 'median'} {seconds(step_s)})"
-        return f"no step for {seconds(silence_s)} after step {step}{took}"
-    where = {"start": " before the first step" if trains else "", "end": f" after the last step, {step},"}
-    after = "" if step is None else f" after step {step}"
-    return f"no output for {seconds(silence_s)}{where.get(phase, f' in {phase}{after}')}".rstrip(",")
-
-
 STEPS = 20  # median steps that a silence may last, where that is longer than the limit
 REPORTS = 3  # median times between two reports that it may last, where a line covers many steps
 FIRST_STEPS = 3  # times that the first step took to come, while the duration of a step is unknown
@@ -292,8 +280,17 @@ class StallDetector:
         return silence_s, f"stalled for {for_s} before step {before}{took}"
 
     def _note_silence(self, silence_s: float, *, hung: bool = False) -> SilenceNote:
-        text = silence_text(silence_s, self._phase, self._highest, self._rate.step_s, trains=self._trains, hung=hung)
-        return SilenceNote(text=text, hung=hung, option=self._option())
+        return SilenceNote(text=self._text(silence_s, hung=hung), hung=hung, option=self._option())
+
+    def _text(self, silence_s: float, *, hung: bool) -> str:
+        """Return a silence in words: of steps, or of any output in a phase."""
+        phase, step, step_s = self._phase, self._highest, self._rate.step_s
+        if not phase:
+            took = "" if step_s is None else f" ({'steps took' if hung else 'median'} {seconds(step_s)})"
+            return f"no step for {seconds(silence_s)} after step {step}{took}"
+        where = {"start": " before the first step" if self._trains else "", "end": f" after the last step, {step},"}
+        after = "" if step is None else f" after step {step}"
+        return f"no output for {seconds(silence_s)}{where.get(phase, f' in {phase}{after}')}".rstrip(",")
 
     def _option(self) -> str:
         """Return the option whose limit holds now; of a script's output that is the one with the smaller limit."""

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 
 from msgspec.structs import replace
 
@@ -174,9 +173,7 @@ class BatchLog:
     def __enter__(self) -> BatchLog:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self._lock >= 0:  # a bug during the runs: the next command reports what was lost
             os.close(self._lock)
             self._lock = -1
@@ -263,12 +260,12 @@ def _own(log: EventLog) -> list[str]:
     return [name for name in dict.fromkeys(log.ids(Requested)) if name in here]
 
 
-def _claimed(runs: Path, batch_id: str, log: EventLog | None = None, *, failed: bool = False) -> LoggedBatch | None:
-    """Return a batch with its lock, as the log has it then if none is given; None where another process has it."""
+def _claimed(runs: Path, batch_id: str, *, failed: bool = False) -> LoggedBatch | None:
+    """Return a batch with its lock, as the log has it then; None where another process has it."""
     try:
         with Folder.open(runs) as folder:
             lock = open_locked(folder, _lock_name(batch_id))
-            return LoggedBatch(runs, batch_id, log or EventLog.read(runs), lock, failed=failed)
+            return LoggedBatch(runs, batch_id, EventLog.read(runs), lock, failed=failed)
     except OSError:  # another command goes on with it
         return None
 
@@ -394,13 +391,9 @@ class StudyFolder:
 
     def close(self) -> str:
         """Remove the caches and release the lock; return why something of them stays, "" if nothing does."""
-        problem = remove_caches(self.path) if self._home.is_in_place() else f"{self.path} was moved away"
-        if not problem:
-            self._home.remove(_LOCK)
+        problem = remove_study(self.path) if self._home.is_in_place() else f"{self.path} was moved away"
         os.close(self._lock)
         self._home.close()
-        with suppress(OSError):  # it holds a summary
-            self.path.rmdir()
         return problem
 
 
@@ -458,7 +451,7 @@ def remove_caches(folder: Path) -> str:
 
 
 def remove_study(folder: Path) -> str:
-    """Remove what a study that was cut off left; return why something of it stays, "" if nothing does.
+    """Remove the caches and the lock of a study's folder; return why something of it stays, "" if nothing does.
 
     What it came to is kept where it is known.
     """

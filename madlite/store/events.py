@@ -3,7 +3,7 @@
 All of what one command knows of the work of earlier ones is a query over this file, and over the folders of the runs:
 a run that was started and has no record was cut off, a batch that was requested and has not ended is unfinished.
 
-A line is one of the kinds of `AnyEvent`, tagged with `event`; its third key is what it is about.  Lines are appended
+A line is one of the kinds of `Event`, tagged with `event`; its third key is what it is about.  Lines are appended
 under the one lock of the file; a line that a kill or a full disk cut off is skipped.  On a shared folder only the side
 that submits jobs writes here: a run inside a job has its own folder.
 
@@ -19,8 +19,10 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -171,22 +173,8 @@ class RebuildStarted(Event, frozen=True, omit_defaults=True, tag="rebuild_starte
     file: str = ""
 
 
-AnyEvent: TypeAlias = (
-    LogBegan
-    | Requested
-    | Started
-    | Ended
-    | BatchEnded
-    | Submitted
-    | JobEvent
-    | JobEnded
-    | StudyStarted
-    | RunImported
-    | RunPruned
-    | RebuildStarted
-)
 _Kind = TypeVar("_Kind", bound=Event)
-_DECODER = msgspec.json.Decoder(AnyEvent)
+_DECODER = msgspec.json.Decoder(reduce(or_, Event.__subclasses__()))
 
 
 def append(runs: Folder, *events: Event, durable: bool = False) -> None:

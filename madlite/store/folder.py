@@ -28,7 +28,7 @@ from madlite.plan.inputs import RUNS
 from madlite.plan.plan_file import secrets_in
 from madlite.secrets import collect, masked_json
 from madlite.store.events import EVENTS, EventLog, JobEvent, RunImported, Started, Submitted, append, is_own, now
-from madlite.store.locks import is_locked, lock_of, open_locked, remove_locked
+from madlite.store.locks import is_locked, lock_of, locked_file, open_locked
 
 # Checks of paths that another user or a workload can have written to; nothing is opened and nothing raises.
 
@@ -170,20 +170,16 @@ class RunFolder:
                 home = runs.below(path.name)
                 if begun and not is_own(path):  # the disk was too full to record it
                     _note_started(runs, path.name)
-            return cls._locked(home, begun=begun)
+            folder = cls(home, lock_of(home, LOCK))
+            try:
+                if not begun:
+                    os.close(home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND))  # it can be written to
+            except OSError:
+                folder.close()
+                raise
         except OSError as error:
             where = path / os.fsdecode(error.filename or "")
             raise OSError(error.errno, f"{where}: {error.strerror}") from error
-
-    @classmethod
-    def _locked(cls, home: Folder, *, begun: bool) -> RunFolder:
-        folder = cls(home, lock_of(home, LOCK))
-        try:
-            if not begun:
-                os.close(home.open_file(RUN_JOURNAL, os.O_RDWR | os.O_APPEND))  # it can be written to
-        except OSError:
-            folder.close()
-            raise
         return folder
 
     @property
@@ -220,8 +216,8 @@ class RunFolder:
             for folder in filter(None, (self._home, self._work)):
                 _write(folder, name, data)
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write one file of the folder atomically: a reader sees the old one or the new one.
+    def write(self, name: str, data: bytes | Iterable[bytes]) -> None:
+        """Write one file of the folder atomically, from its pieces: a reader sees the old one or the new one.
 
         A link that a workload laid in its place is replaced, whatever it names.
 
@@ -231,10 +227,10 @@ class RunFolder:
         """
         _write(self._home, name, data)
 
-    def stream(self, name: str, pieces: Iterable[bytes]) -> str:
-        """Write one file atomically from pieces; return the error message, "" if none."""
+    def save(self, name: str, data: bytes | Iterable[bytes]) -> str:
+        """Write one file; return the error message, "" if none: a full disk must not cost the verdict."""
         try:
-            self._home.write(name, pieces)
+            self.write(name, data)
         except OSError as error:
             return f"{name} could not be written: {error.strerror}"
         return ""
@@ -252,12 +248,8 @@ class RunFolder:
         self._home.remove(RUN_JOURNAL)
 
     def write_text(self, name: str, text: str) -> str:
-        """Write one file of text; return the error message, "" if none: a full disk must not cost the verdict."""
-        try:
-            self.write(name, text.encode("utf-8", "backslashreplace"))
-        except OSError as error:
-            return f"{name} could not be written: {error.strerror}"
-        return ""
+        """Write one file of text, as `save` does."""
+        return self.save(name, text.encode("utf-8", "backslashreplace"))
 
     def write_result(self, text: str) -> str:
         """Write the run's result file; return the error message, "" if none."""
@@ -332,7 +324,7 @@ def _note_started(runs: Folder, run_id: str, file: str = "") -> None:
         _LOG.warning("%s/%s cannot be written: %s", RUNS, EVENTS, error.strerror)
 
 
-def _write(folder: Folder, name: str, data: bytes) -> None:
+def _write(folder: Folder, name: str, data: bytes | Iterable[bytes]) -> None:
     try:
         folder.write(name, data)
     except OSError as error:
@@ -537,29 +529,24 @@ def read_points(folder: Path) -> dict[str, dict[int, float]]:
 # Locks between runs of one working folder: of a script's folder and of the file that it writes its results to.
 
 
-_RETRY_S = 0.2
 _QUERY_S = 0.2  # a process that tests a lock holds it for less
 
 
-def claim_model_dir(plan: RunPlan) -> tuple[str, int]:
-    """Return the name of a folder of the workspace for the plan's script, and its open lock.
+@contextmanager
+def claimed_model_dir(plan: RunPlan) -> Iterator[str]:
+    """Lock a folder of the workspace for the plan's script, and yield its name.
 
     It is the name that MAD's scripts expect, unless another run of this workspace uses it, or it is another user's.
 
     Raises:
         OSError: the workspace cannot be written to.
     """
-    with open_runs(plan.workspace, make=True) as runs:
-        for name in (plan.model_dir, f"{plan.model_dir}_{plan.id[-6:]}"):
-            with suppress(BlockingIOError):
-                return name, _open_locked(runs, lock_name(name))
+    for name in (plan.model_dir, f"{plan.model_dir}_{plan.id[-6:]}"):
+        with locked_name(plan.workspace, lock_name(name)) as is_free:
+            if is_free:
+                yield name
+                return
     raise BlockingIOError(f"{plan.model_dir} is in use by other runs")
-
-
-def release_model_dir(plan: RunPlan, name: str, lock: int) -> None:
-    """Release what `claim_model_dir` returned."""
-    with suppress(OSError), open_runs(plan.workspace) as runs:
-        remove_locked(runs, lock_name(name), lock)
 
 
 @contextmanager
@@ -569,30 +556,20 @@ def locked_name(workspace: Path, name: str) -> Iterator[bool]:
     Raises:
         OSError: the folder of runs cannot be written to.
     """
-    with open_runs(workspace, make=True) as runs:
+    with open_runs(workspace, make=True) as runs, ExitStack() as held:
+        is_free = True
         try:
-            lock = _open_locked(runs, name)
-        except BlockingIOError:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            remove_locked(runs, name, lock)
+            held.enter_context(locked_file(runs, name, _QUERY_S))
+        except (BlockingIOError, PermissionError) as error:
+            if isinstance(error, PermissionError) and not runs.holds(name):
+                raise
+            is_free = False  # another run's, or another user's
+        yield is_free
 
 
 def lock_name(name: str) -> str:
     """Return the name, in the folder of runs, of the lock of a folder of the workspace."""
     return f".{name}.lock"
-
-
-def _open_locked(runs: Folder, name: str) -> int:
-    try:
-        return open_locked(runs, name, _QUERY_S)
-    except PermissionError as error:
-        if runs.holds(name):
-            raise BlockingIOError(f"{name} is another user's") from error
-        raise
 
 
 @contextmanager
@@ -609,16 +586,13 @@ def locked_results(plan: RunPlan, wait: Callable[[], None]) -> Iterator[None]:
     if plan.result_rule.kind != "multiple_results" or not name:
         yield
         return
-    with open_runs(plan.workspace, make=True) as runs:
+    with open_runs(plan.workspace, make=True) as runs, ExitStack() as held:
         while True:
             with suppress(BlockingIOError):
-                lock = open_locked(runs, lock_name(name), _RETRY_S)
+                held.enter_context(locked_file(runs, lock_name(name), _QUERY_S))
                 break
             wait()
-        try:
-            yield
-        finally:
-            remove_locked(runs, lock_name(name), lock)
+        yield
 
 
 # The journal of a run, `journal.jsonl` in its folder, out of reach of its container; it goes once there is a record.

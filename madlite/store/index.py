@@ -85,14 +85,6 @@ class IndexedRun(NamedTuple):
     is_settled: bool
 
 
-class Refreshed(NamedTuple):
-    """How many runs are there after a refresh, how many of them it read, and how many are gone."""
-
-    runs: int
-    read: int
-    removed: int
-
-
 class IndexFile:
     """A connection to the index of a folder of runs, for all threads of a process: one statement or block at a time."""
 
@@ -204,8 +196,8 @@ class IndexFile:
 
     # Up to date.
 
-    def refresh(self) -> Refreshed:
-        """Bring the index up to date with folders and log; other processes may do so at the same time."""
+    def refresh(self) -> int:
+        """Bring the index up to date with folders and log, as others may at the same time; return how many it read."""
         now = time.time()
         names = _scan(self.folder)
         noted = NotedRuns(self.folder)  # behind it: a run that is imported has its line before its folder is there
@@ -217,15 +209,14 @@ class IndexFile:
         no_runs = {name for name in looked_at if stamps[name] is None and not is_run(self.folder / name)}
         changed = [name for name in looked_at if stamps[name] is None or stamps[name] != known.get(name)]
         changed = sorted({*changed, *(self.use(_stale(noted)) & names)} - no_runs)
-        there = names - no_runs
         for begin in range(0, len(changed), _AT_ONCE):
             self._read(changed[begin : begin + _AT_ONCE], stamps, noted)
-        gone = known.keys() - there
+        gone = known.keys() - (names - no_runs)
         if is_full:
             self.write(lambda connection: _end_check(connection, now))
         if gone:
             self.write(lambda connection: _forget(connection, gone))
-        return Refreshed(runs=len(there), read=len(changed), removed=len(gone))
+        return len(changed)
 
     def _read(self, names: Sequence[str], stamps: Mapping[str, str | None], noted: NotedRuns) -> None:
         runs = list(self.read_runs(names, noted))

@@ -93,13 +93,13 @@ def remove_locked(folder: Folder, name: str, lock: int) -> None:
 
 
 @contextmanager
-def locked_file(folder: Folder, name: str) -> Iterator[int]:
+def locked_file(folder: Folder, name: str, limit_s: float | None = None) -> Iterator[int]:
     """Hold the lock of a file of a folder, which is there only meanwhile; yield its descriptor.
 
     Raises:
         OSError: as `open_locked`.
     """
-    lock = open_locked(folder, name, None)
+    lock = open_locked(folder, name, limit_s)
     try:
         yield lock
     finally:

@@ -11,12 +11,13 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cached_property, lru_cache
 from operator import is_
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec.structs import replace
@@ -28,10 +29,7 @@ from madlite.model import (
     Cause,
     DataUse,
     FileName,
-    ImageUsed,
-    JobOutcome,
     Json,
-    Metric,
     PathBelow,
     Place,
     Result,
@@ -40,30 +38,19 @@ from madlite.model import (
     Secret,
     Status,
     Step,
-    StepProfile,
     Study,
     Traits,
     Value,
     Variant,
     to_json,
 )
-from madlite.model.results import (
-    AdaptiveLength,
-    Attempt,
-    Check,
-    Compute,
-    Diagnosis,
-    NodeUse,
-    Provenance,
-    Telemetry,
-    Window,
-)
+from madlite.model.results import ResultFields
 from madlite.plan.caches import CACHE_VARIABLES, CacheState, cache_state
 from madlite.plan.inputs import CACHES_INSIDE
 from madlite.plan.submission import PREFIX
 from madlite.secrets import MASK, Redactor, is_secret
 from madlite.store.events import EventLog, RunImported, RunPruned, now
-from madlite.store.folder import LOCK, PLAN, PROGRESS, RECORD, RESULT, RUN_JOURNAL, RunRows, exists, read_run
+from madlite.store.folder import LOCK, PLAN, PROGRESS, RECORD, RESULT, RUN_JOURNAL, RunRows, RunStart, exists, read_run
 from madlite.text import indented, read_json, scalar_text
 
 VERSION = 2
@@ -78,7 +65,7 @@ class File(Value, frozen=True):
     sha256: str = ""
 
 
-class Record(Value, frozen=True):
+class Record(ResultFields, frozen=True):
     """One run, from its request to its result.
 
     `cause` is the diagnosed cause, `ended_by` what ended the run.  Times are UTC; `durations_s` has build, data, run
@@ -94,7 +81,6 @@ class Record(Value, frozen=True):
     version: int = VERSION
     madlite: str = ""
     command: tuple[str, ...] = ()
-    started: str = ""
     ended: str = ""
     card: str = ""
     tags: tuple[str, ...] = ()
@@ -124,33 +110,7 @@ class Record(Value, frozen=True):
     context_left_out: tuple[str, ...] = ()
     cause: str = ""
     ended_by: Cause = Cause.NONE
-    reason: str = ""
-    evidence: str = ""
-    diagnosis: Diagnosis | None = None
-    suspect: tuple[str, ...] = ()
-    checks: tuple[Check, ...] = ()
-    findings: tuple[str, ...] = ()
-    exit_code: int | None = None
-    node_codes: tuple[int | None, ...] = ()
-    nodes: tuple[NodeUse, ...] = ()
-    outcome: JobOutcome | None = None
-    steps: int = 0
-    adaptive: AdaptiveLength | None = None
-    profile: StepProfile | None = None
-    window: Window | None = None
-    metrics: tuple[Metric, ...] = ()
-    compute: Compute | None = None
-    telemetry: Telemetry | None = None
-    config: dict[str, str] = {}
-    provenance: Provenance = Provenance()
-    image: ImageUsed = ImageUsed()
-    durations_s: dict[str, float] = {}
-    git_commit: str = ""
     data: tuple[DataUse, ...] = ()
-    data_size: str = ""
-    data_download_s: float | None = None
-    attempt: Attempt | None = None
-    beside: tuple[str, ...] = ()
     rows: RunRows | None = None
     files: tuple[File, ...] = ()
 
@@ -180,14 +140,13 @@ class Record(Value, frozen=True):
         return bool(self.settings)
 
 
-# what a record has of a result under the same name
-SHARED = tuple(name for name in Result.__struct_fields__ if name in Record.__struct_fields__ and name != "cause")
-
-
 def result_of(record: Record) -> Result:
     """Return the result that a record was made from, for code that formats one."""
-    shared = {name: getattr(record, name) for name in SHARED}
-    return Result(plan_id=record.id, cause=record.ended_by, **shared)
+    return Result(plan_id=record.id, status=record.status, cause=record.ended_by, **_alike(record))
+
+
+def _alike(source: ResultFields) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in ResultFields.__struct_fields__}
 
 
 def record_json(record: Record) -> str:
@@ -276,10 +235,9 @@ def make_record(
     plan: RunPlan,
     result: Result,
     rows: RunRows | None,
+    start: RunStart = RunStart(),  # noqa: B008 - frozen
     *,
-    command: Iterable[str] = (),
     rendered: Iterable[tuple[str, bytes]] = (),
-    left_out: Iterable[str] = (),
     mask: Callable[[str], str] = _BY_SHAPE,
 ) -> Record:
     """Return the record of a run that has ended; `rendered` are the files that madlite put into its folder.
@@ -291,15 +249,16 @@ def make_record(
 
     record = Record(
         **plan_fields(plan),
+        status=result.status,
         madlite=__version__,
-        command=tuple(command),
+        command=start.command,
         ended=_ended(result),
-        context_left_out=tuple(left_out),
+        context_left_out=start.left_out,
         cause=result.code,
         ended_by=result.cause,
         rows=rows,
         files=tuple(_files(plan.folder, dict(rendered))),
-        **{name: getattr(result, name) for name in SHARED},
+        **_alike(result),
     )
     free = {name: sanitized(getattr(record, name), mask) for name in _FREE_TEXT}
     rest: Record = sanitized(replace(record, **dict.fromkeys(free)), _BY_SHAPE)
@@ -329,8 +288,6 @@ def plan_fields(plan: RunPlan) -> dict[str, Any]:
 
 def step_lines(steps: Steps) -> Iterator[bytes]:
     """Yield each step as a line of JSON: number, rank, phase, values by the names of their units, and when."""
-    import msgspec
-
     encode = msgspec.json.Encoder().encode
     for step in steps:
         yield encode(_as_line(step)) + b"\n"
@@ -346,26 +303,19 @@ def _as_line(step: Step) -> dict[str, object]:
 
 def _files(folder: Path, rendered: dict[str, bytes]) -> Iterator[File]:
     """Yield the files of the folder, limited in number, without links and this record's own files."""
-    for path, size in _sizes(folder, _MOST_FILES):
-        name = str(path.relative_to(folder))
-        data = rendered.get(name)
-        yield File(path=name, bytes=size, sha256="" if data is None else hashlib.sha256(data).hexdigest())
-
-
-def _sizes(folder: Path, most: int) -> Iterator[tuple[Path, int]]:
+    left = _MOST_FILES
     for base, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
             path = Path(base, name)
             if path.is_symlink() or (base == str(folder) and name in (LOCK, RUN_JOURNAL, RESULT, RECORD, PROGRESS)):
                 continue
-            if not most:
+            if not left:
                 return
-            most -= 1
-            try:
-                yield path, path.lstat().st_size
-            except OSError:  # gone meanwhile
-                continue
+            left -= 1
+            with suppress(OSError):  # gone meanwhile
+                size, data = path.lstat().st_size, rendered.get(where := str(path.relative_to(folder)))
+                yield File(path=where, bytes=size, sha256="" if data is None else hashlib.sha256(data).hexdigest())
 
 
 def _ended(result: Result) -> str:
@@ -468,6 +418,9 @@ _LIMIT_PLAN_BYTES = 16 << 20
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 
+_Kind = TypeVar("_Kind", bound=Value)
+
+
 class _Versioned(Value, frozen=True):
     version: int
 
@@ -478,35 +431,33 @@ def load_record(folder: Path) -> Record | None:
     Raises:
         RecordError: there is one that cannot be read.
     """
-    if (data := _content(folder / RECORD)) is None:
-        return None
-    try:
-        version = msgspec.json.decode(data, type=_Versioned).version
-        _check_version(version, VERSION, RECORD)
-        return msgspec.json.decode(data, type=Record)
-    except UNREADABLE as error:
-        raise RecordError(f"{RECORD}: {error}") from error
+    return _load(folder / RECORD, VERSION, Record)
 
 
-def _check_version(version: int, known: int, name: str) -> None:
-    """Refuse a file of another version: its fields may have other meanings, also where all of them can be read."""
-    if version != known:
-        age = "a newer" if version > known else "an older"
-        raise RecordError(f"{name}: it is of version {version}, of {age} madlite")
-
-
-def _content(file: Path) -> bytes | None:
+def _load(file: Path, known: int, kind: type[_Kind]) -> _Kind | None:
     """Return what a file of a run's folder holds; None where there is none.
 
     Raises:
-        RecordError: it cannot be read.
+        RecordError: it cannot be read, or is of another version than the `known` one: its fields may have other
+            meanings then, also where all of them can be read.
     """
     try:
-        return read_plain(file, links=False, limit_bytes=LIMIT_BYTES)
+        data = read_plain(file, links=False, limit_bytes=LIMIT_BYTES)
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version != known:
+            age = "a newer" if version > known else "an older"
+            raise RecordError(f"{file.name}: it is of version {version}, of {age} madlite")
+        return msgspec.json.decode(data, type=kind)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RecordError(f"{file.name}: {error.strerror}") from error
+    except UNREADABLE as error:
+        what = str(error)
+        if isinstance(error, msgspec.ValidationError):
+            with suppress(RecursionError):
+                what = wrong_key(error, msgspec.json.decode(data))[1]
+        raise RecordError(f"{file.name}: {what}") from error
 
 
 class NotedRuns:
@@ -614,19 +565,10 @@ def load_result(folder: Path) -> RunResult:
     Raises:
         RecordError: there is none, or it cannot be read.
     """
-    if (data := _content(folder / RESULT)) is None:
+    if (file := _load(folder / RESULT, RESULT_VERSION, _File)) is None:
         raise RecordError(f"it has no {RESULT}")
-    return _read(data)
-
-
-def _read(data: bytes) -> RunResult:
     try:
-        version = msgspec.json.decode(data, type=_Versioned).version
-        _check_version(version, RESULT_VERSION, RESULT)
-        file = msgspec.json.decode(data, type=_File)
         return RunResult(record=file.record, entries=entries_of(read_json(bytes(file.entries))))
-    except msgspec.ValidationError as error:
-        raise RecordError(f"{RESULT}: {wrong_key(error, msgspec.json.decode(data))[1]}") from error
     except UNREADABLE as error:
         raise RecordError(f"{RESULT}: {error}") from error
 

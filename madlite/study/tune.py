@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from madlite.backends.loader import Plugins
 from madlite.errors import ExitCode, MadliteError, UsageProblem
 from madlite.measure.adaptive import FIRST_LOOK
 from madlite.measure.profile import most_lost, most_saved
@@ -30,9 +30,6 @@ from madlite.study.summary import Sample
 from madlite.study.tune_models import KIND, Choice, Point, RunSteps, Space, Trial, TrialStatus, Tuning, point_text
 from madlite.study.tune_search import Budget, NextRun, Stop, next_run
 from madlite.text import duration
-
-if TYPE_CHECKING:
-    from madlite.backends.loader import Plugins
 
 UNTIL = "0.5%"  # a full run ends once its number is as sure as this
 _BATCH = "micro_batch"

@@ -14,7 +14,7 @@ import pytest
 from madlite.perfcsv import side_files
 from madlite.perfcsv.side_files import make_entries, write_waiting
 from madlite.run.result_writer import SideFiles
-from madlite.store.folder import RECORD
+from madlite.store.folder import RECORD, RunStart
 from tests.batch.nothing import batch_of
 from tests.csv_rows import csv_rows, perf_rows
 from tests.perfcsv.golden import make_run, number
@@ -98,7 +98,7 @@ def test_what_waits_is_written_while_the_other_runs_go_on(tmp_path, monkeypatch)
     writer = SideFiles(pytest.fail)
     for name in ("one", "two"):
         plan, result = make_run(tmp_path, name, metrics=(number("5"),))
-        assert writer.add(tmp_path, make_entries(plan, result, pipeline="", build_number="0")) == ()
+        assert writer.add(tmp_path, make_entries(plan, result, RunStart())) == ()
     listed = tmp_path / "perf_super.json"
     assert len(json.loads(listed.read_text())) == 1
     wait_until(lambda: len(json.loads(listed.read_text())) == 2)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from madlite.batch import collect
-from madlite.batch.collect import collect_all, make_result
+from madlite.batch.collect import collect_all
 from madlite.model import Metric, Result, Status
 from madlite.perfcsv import append
+from madlite.perfcsv.side_files import make_result
 from madlite.store.folder import RunFolder, RunStart
 from madlite.store.record import result_text
 from tests.csv_rows import csv_rows
@@ -34,7 +35,7 @@ def ended(workspace: Path) -> list[Path]:
         metrics = tuple(Metric(metric=f"tok{v}", text=v, status=Status.SUCCESS, value=float(v)) for v in values)
         result = Result(plan_id=plan.id, status=Status.SUCCESS, metrics=metrics)
         with closing(RunFolder.create(plan, (), ())) as folder:
-            assert not folder.write_result(result_text(make_result(plan, result, RunStart())))
+            assert not folder.write_result(result_text(make_result(plan, result, RunStart(), str)))
         folders.append(plan.folder)
     return folders
 

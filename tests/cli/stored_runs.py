@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from madlite.model import Metric, Result, RunPlan, Status, to_json
-from madlite.store.folder import LOCK, LOG, PLAN, RECORD
+from madlite.store.folder import LOCK, LOG, PLAN, RECORD, RunStart
 from madlite.store.record import Record, make_record, record_json
 from tests.factories import make_plan, note_made, write_journal
 
@@ -23,7 +23,7 @@ def store(workspace: Path, run_id: str, outcome: Result | None = None, log: byte
     (plan.folder / LOG).write_bytes(log)
     note_made(plan.folder)
     told = outcome or Result(plan_id=run_id, status=Status.FAILURE)
-    record = make_record(plan, told, None, command=("run", "--tags", plan.card.name))
+    record = make_record(plan, told, None, RunStart(command=("run", "--tags", plan.card.name)))
     if outcome is not None:
         (plan.folder / RECORD).write_text(record_json(record))
     return record

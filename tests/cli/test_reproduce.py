@@ -26,7 +26,7 @@ from madlite.plan.recipe_file import recipe_text
 from madlite.reports.reproduce import CommandOptions, reproduce
 from madlite.run.state import context_file
 from madlite.secrets import Redactor
-from madlite.store.folder import CONTEXT, RECORD
+from madlite.store.folder import CONTEXT, RECORD, RunStart
 from madlite.store.record import make_record, record_json
 from tests.cli.stored_runs import good, store
 from tests.factories import HOST, make_plan
@@ -109,7 +109,7 @@ def test_args_of_a_script_its_repository_context_and_secrets(tmp_path):
     plan = replace(plan, card=replace(plan.card, url="https://example.org/r"))
     (plan.folder / CONTEXT).write_text("{}")
     outcome = Result(plan_id="x", status=Status.SUCCESS, git_commit="abc")
-    record = make_record(plan, outcome, None, left_out=("docker_env_vars.HF_TOKEN",))
+    record = make_record(plan, outcome, None, RunStart(left_out=("docker_env_vars.HF_TOKEN",)))
     kept = CommandOptions(
         words=("--strict-header",), sets=(("env.T", "***"), ("image", "x"), ("n_gpus", "2"), ("unknown", "1"))
     )
@@ -283,7 +283,7 @@ def with_secrets(tmp_path):
     outcome = good("r1")
     left_out = ("docker_env_vars.HF_TOKEN", "tools")
     words = ("run", "--tags", "tiny", "--set", "env.API_KEY=***")
-    record = make_record(plan, outcome, None, command=words, left_out=left_out)
+    record = make_record(plan, outcome, None, RunStart(command=words, left_out=left_out))
     (plan.folder / "record.json").write_text(record_json(record))
     return plan.folder
 

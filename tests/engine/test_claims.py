@@ -8,7 +8,7 @@ import threading
 from msgspec.structs import replace
 
 from madlite.run.executor import claimed
-from madlite.store.folder import claim_model_dir, lock_name, locked_name
+from madlite.store.folder import claimed_model_dir, lock_name, locked_name
 from tests.factories import make_plan
 
 
@@ -50,8 +50,8 @@ def test_who_asks_for_a_folder_takes_it_from_nobody_and_who_removes_it_keeps_oth
         asker.join()
         lock.close()
     name = lock_name("run_directory")
-    with locked_name(tmp_path, name) as is_free:
-        assert is_free and claim_model_dir(plan)[0] == "run_directory_000003"
+    with locked_name(tmp_path, name) as is_free, claimed_model_dir(plan) as other:
+        assert is_free and other == "run_directory_000003"
         with locked_name(tmp_path, name) as again:
             assert not again
     assert not (runs / name).exists()

@@ -14,6 +14,7 @@ from madlite.model import Blocked, Cause, Chunk, Exit, Result, ResultRule, Statu
 from madlite.perfcsv.rows import CONFIGS, OWN_COLUMNS, build_rows
 from madlite.plan.make import make_plan
 from madlite.run.state import RunState, disk_space, masked, with_diagnosis
+from madlite.store.folder import RunStart
 from tests.engine.test_batch import Quiet, planned  # noqa: F401 - a fixture
 from tests.plan.conftest import given  # noqa: F401 - a fixture
 
@@ -115,11 +116,10 @@ def test_a_folder_that_cannot_be_asked_has_no_room(tmp_path):
 
 def test_columns_of_our_own_come_on_request_alone(plan):
     result = with_diagnosis(plan, failed(Cause.EXIT_CODE, exit_code=1), account(said=MEMORY))
-    made = {"pipeline": "", "build_number": "", "strict_header": False}
-    (row,) = build_rows(plan, result, **made)
+    (row,) = build_rows(plan, result, RunStart())
     assert not {"cause", "reason", "suspect", "run"} & set(row)
     assert set(COLUMNS) == {*OWN_COLUMNS, CONFIGS} and CONFIGS not in row
-    (row,) = build_rows(plan, result, columns=COLUMNS, **made)
+    (row,) = build_rows(plan, result, RunStart(columns=COLUMNS))
     assert (row["cause"], row["run"], row["suspect"]) == ("gpu_out_of_memory", plan.id, "")
     assert row["reason"] == result.reason
 

@@ -12,6 +12,7 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.verdict import Observation, judge
 from madlite.model import Exit, Result, Status
 from madlite.perfcsv.rows import build_rows
+from madlite.store.folder import RunStart
 
 COLUMNS = ("mode", "precision", "batch_size", "seq_len", "device", "num_gpus")
 
@@ -36,7 +37,7 @@ def rows(planned, log: str):
     verdict = judge(plan, Observation(exit=Exit(code=0, duration_s=1e6)), monitor)
     assert verdict.status is Status.SUCCESS, verdict
     result = Result(plan_id=plan.id, status=verdict.status, metrics=verdict.metrics, window=verdict.window)
-    return list(build_rows(plan, result, pipeline="", build_number="", strict_header=False))
+    return list(build_rows(plan, result, RunStart()))
 
 
 def titan_log(steps: int, ranks: int, tps) -> str:

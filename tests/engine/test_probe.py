@@ -14,11 +14,11 @@ from madlite.backends.loader import Plugins
 from madlite.errors import RuntimeProblem
 from madlite.machine.host import Host
 from madlite.machine.processes import run_processes
-from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Result, Status
+from madlite.model import Action, Chunk, Exit, FileTemplate, Place, Provenance, Result, Status
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.run import probe_inside
-from madlite.run.instrumentation import LIMIT_S, MOST_BYTES, Instrumentation, ProbedFacts, probe, read_answer
+from madlite.run.instrumentation import LIMIT_S, MOST_BYTES, Instrumentation, probe, read_answer
 from tests.factories import make_plan
 from tests.rows import each_row
 
@@ -43,7 +43,7 @@ class FakeSession:
         return Exit(code=self.code, duration_s=0.1)
 
 
-def asked(tmp_path: Path, session: FakeSession, **plan: object) -> ProbedFacts:
+def asked(tmp_path: Path, session: FakeSession, **plan: object) -> Provenance:
     return probe(session, make_plan(tmp_path, **plan), Action(kind="run", argv=("bash", "run.sh"), cwd="sub"))  # type: ignore[arg-type]
 
 
@@ -245,7 +245,7 @@ def program(place: Path, text: str) -> str:
     return str(place)
 
 
-def named_python(tmp_path: Path, python: str) -> tuple[ProbedFacts, list[Path]]:
+def named_python(tmp_path: Path, python: str) -> tuple[Provenance, list[Path]]:
     """Ask by the Python that a variable names, in a real process; return what it told and what it left."""
     workspace = tmp_path / "w"
     plan = make_plan(workspace, id=f"probe-{os.getpid()}", templates=(FileTemplate(path="run.sh", template="x"),))

@@ -12,7 +12,7 @@ from madlite.model import Gpu, Machine, Provenance, RunPlan, Secret
 from madlite.plan.plan_file import Rendered
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime
-from madlite.run.instrumentation import NAMES, PREFIXES, ProbedFacts, gpu_facts, make_provenance
+from madlite.run.instrumentation import NAMES, PREFIXES, gpu_facts, make_provenance
 from tests.factories import make_plan
 from tests.rows import each_row
 
@@ -21,14 +21,14 @@ GIB = 1 << 30
 
 def made(
     plan: RunPlan,
-    inside: ProbedFacts | None = None,
+    inside: Provenance | None = None,
     files: tuple[Rendered, ...] = (),
     labels: dict[str, str] | None = None,
 ) -> Provenance:
     plugins = Plugins()
     plugins.register("extra", object(), "madlite-extra", "3.1")
     one = PlannedRun(plan=plan, backends=(), files=files, runtime=HostRuntime({}))
-    return make_provenance(one, plugins, labels or {}, inside or ProbedFacts(), {"vbios": "9"})
+    return make_provenance(one, plugins, labels or {}, inside or Provenance(), {"vbios": "9"})
 
 
 def test_versions_of_madlite_and_of_each_plugin_s_distribution(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_plugin_that_came_with_no_distribution_is_told_all_the_same(tmp_path: 
     plugins = Plugins()
     plugins.register("local", object(), "unknown", "")  # as the loader names it
     one = PlannedRun(plan=make_plan(tmp_path), backends=(), files=(), runtime=HostRuntime({}))
-    told = make_provenance(one, plugins, {}, ProbedFacts(), {}).versions
+    told = make_provenance(one, plugins, {}, Provenance(), {}).versions
     assert told == {"madlite": madlite.__version__, "plugin local": "unknown"}
 
 
@@ -80,7 +80,7 @@ def test_secrets_are_masked_by_name_and_in_urls(tmp_path: Path) -> None:
         "MAD_OTHER": "http://me:ge/he@im@db/x redis://:ge/heim@db:6379/0 http://[::1]:3128/a@b",
     }
     labels = {"org.opencontainers.image.revision": "abc", "build.password": "geheim1", "n": "1"}
-    found = made(make_plan(tmp_path), ProbedFacts(environment=env), labels=labels)
+    found = made(make_plan(tmp_path), Provenance(environment=env), labels=labels)
     assert found.environment == {
         "HF_HUB_TOKEN": "***",
         "MAD_LIST": "y," * 250,
@@ -111,7 +111,7 @@ def test_of_a_run_that_nothing_was_asked_of_the_plan_s_environment_is_told(tmp_p
 
 
 def test_what_was_found_inside_is_passed_on(tmp_path: Path) -> None:
-    inside = ProbedFacts(
+    inside = Provenance(
         inside={"os": "Some Linux"}, packages={"torch": "2.8"}, repositories={"/w": "a" * 40}, notes=("no git",)
     )
     found = made(make_plan(tmp_path), inside)

@@ -18,6 +18,7 @@ from madlite.model import (
     ImageUsed,
     Machine,
     Place,
+    Provenance,
     Quantity,
     Result,
     Status,
@@ -28,7 +29,7 @@ from madlite.model import (
 from madlite.plan.submission import PlannedRun
 from madlite.platforms.host.runtime import HostRuntime
 from madlite.run import instrumentation as module
-from madlite.run.instrumentation import Instrumentation, ProbedFacts, TelemetryRecorder
+from madlite.run.instrumentation import Instrumentation, TelemetryRecorder
 from tests.factories import make_plan
 from tests.rows import each_row
 
@@ -189,7 +190,7 @@ def test_a_result_gets_what_was_noted(tmp_path: Path, monkeypatch: pytest.Monkey
     plan = make_plan(tmp_path, place=Place(gpu_ids=(3,), gpus_per_node=1), machine=machine)
     one = PlannedRun(plan=plan, backends=(), files=(), runtime=HostRuntime({}))
     senses = Instrumentation(one, Plugins(), Host(), lambda: 0.0)
-    monkeypatch.setattr(module, "probe", lambda session, plan, action: ProbedFacts(packages={"torch": "2.9"}))
+    monkeypatch.setattr(module, "probe", lambda session, plan, action: Provenance(packages={"torch": "2.9"}))
     image = ImageUsed(ref="x", digest="sha256:1", id="sha256:2", labels={"release": "v1"})
     before = Result(plan_id="1", status=Status.SUCCESS, image=image, findings=("first",))
     blank = senses.annotate(before)

@@ -146,7 +146,7 @@ def test_links_in_the_way_of_a_run_s_own_files_are_not_written_through(place: Pa
     log.begin_live(place / "b.log")
     log.feed(Chunk(data=b"more\n"))
     log.close()
-    assert folder.write_text("record.json", "{}") == folder.stream("steps.jsonl", [b"{}\n"]) == ""
+    assert folder.write_text("record.json", "{}") == folder.save("steps.jsonl", [b"{}\n"]) == ""
     folder.close()
     assert outside.read_text() == SECRET
     texts = [(place / f"{name}.log").read_text() for name in "abc"]
@@ -160,7 +160,7 @@ def test_nothing_is_written_where_a_run_s_folder_became_a_link(place: Path, tmp_
     folder.path.rename(place / "moved")
     (tmp_path / "elsewhere").mkdir()
     folder.path.symlink_to(tmp_path / "elsewhere")
-    assert folder.write_text("record.json", "{}") == folder.stream("steps.jsonl", [b"x"]) == ""
+    assert folder.write_text("record.json", "{}") == folder.save("steps.jsonl", [b"x"]) == ""
     folder.close()
     assert (place / "moved/record.json").read_text() == "{}", "written to the folder as it was made"
     assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -13,6 +13,7 @@ from madlite.measure.performance import read_results
 from madlite.model import Cause, Result, ResultRule, RunPlan, Status, Variant
 from madlite.perfcsv.append import append_rows
 from madlite.perfcsv.rows import STANDARD_COLUMNS, build_rows
+from madlite.store.folder import RunStart
 from tests.factories import write_side_files
 from tests.rows import each_row
 
@@ -189,7 +190,7 @@ def test_bytes_of_a_results_file_that_are_no_utf_8_are_spelled_out(tmp_path: Pat
     plan, result = make_run(tmp_path, multiple_results="r.csv")
     (tmp_path / "r.csv").write_bytes(b"model,performance,metric,c\xff\na\xe9,5,tok/s,caf\xe9\n")
     result = replace(result, metrics=read_results(tmp_path / "r.csv").metrics)
-    append_rows(tmp_path / "perf.csv", build_rows(plan, result, pipeline="", build_number="0", strict_header=False))
+    append_rows(tmp_path / "perf.csv", build_rows(plan, result, RunStart()))
     written(plan, result)
     entry, (super_,) = strict_json(tmp_path / "perf_entry.json"), strict_json(tmp_path / "perf_super.json")
     assert (entry["model"], entry["c\\udcff"]) == ("x_a\\udce9", "caf\\udce9")

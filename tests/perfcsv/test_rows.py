@@ -21,8 +21,9 @@ from madlite.model import (
     Variant,
 )
 from madlite.perfcsv.append import append_rows
-from madlite.perfcsv.rows import STANDARD_COLUMNS, build_rows, masked_rows
+from madlite.perfcsv.rows import STANDARD_COLUMNS, build_rows, masked_cells
 from madlite.secrets import Redactor
+from madlite.store.folder import RunStart
 from tests.factories import HOST
 from tests.rows import each_row
 
@@ -72,13 +73,13 @@ MEASURED = replace(NUMBER, columns={"mode": "finetune_lora", "precision": "BF16"
 
 
 def built(plan: RunPlan = PLAN, result: Result = DONE, *, strict: bool = False) -> list[dict[str, str]]:
-    rows = build_rows(plan, result, pipeline="nightly", build_number="17", strict_header=strict)
+    rows = build_rows(plan, result, RunStart(pipeline="nightly", build_number="17", strict_header=strict))
     return list(rows)
 
 
 def test_names_of_result_columns_are_masked_and_standard_ones_are_not() -> None:
-    (row,) = masked_rows(
-        [{"model": "hush", "args": "--x hush", "status": "hush", "hush": "1", "note": "a hush"}],
+    row = masked_cells(
+        {"model": "hush", "args": "--x hush", "status": "hush", "hush": "1", "note": "a hush"},
         lambda text: "***" if text in ("hush", "model") else text.replace("hush", "***"),
     )
     # what madlite itself says of a run may hold a short secret by chance
@@ -94,7 +95,7 @@ def test_no_column_holds_what_is_a_secret_by_its_shape() -> None:
         "status": "SUCCESS",
         token: "1",
     }
-    (row,) = masked_rows([{**cells, token: "1"}], Redactor().text)
+    row = masked_cells({**cells, token: "1"}, Redactor().text)
     shown = {"model": "m_***", "git_commit": "https://me:***@host", "tags": "a,b@c", "status": "SUCCESS", "***": "1"}
     assert row == shown
 
@@ -105,7 +106,7 @@ def failed(cause: Cause, **changes: Any) -> Result:
 
 def test_row_of_a_success_is_the_line_madengine_2_writes(tmp_path: Path) -> None:
     perf = tmp_path / "perf.csv"
-    append_rows(perf, build_rows(PLAN, DONE, pipeline="", build_number="", strict_header=False))
+    append_rows(perf, build_rows(PLAN, DONE, RunStart()))
     assert perf.read_text() == (
         V2 + "\n"
         'dummy,1,1,1,,,--steps 20,"dummies,dummy_test_group_1,dummy_group_1",docker/dummy.ubuntu.amd.Dockerfile,'

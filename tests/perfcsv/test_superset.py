@@ -17,6 +17,7 @@ import pytest
 from madlite.model import Cause
 from madlite.perfcsv import side_files
 from madlite.perfcsv.side_files import make_entries
+from madlite.store.folder import RunStart
 from tests.factories import write_side_files
 from tests.rows import each_row
 
@@ -235,7 +236,7 @@ def test_a_kill_at_any_step_leaves_files_that_parse_and_loses_no_earlier_entry(t
 
 def leave(workspace: Path, name: str, **changes: Any) -> None:
     plan, result = make_run(workspace, name, **{"metrics": (number("5"),), **changes})
-    assert side_files.leave_entries(workspace, make_entries(plan, result, pipeline="", build_number="0")) == ()
+    assert side_files.leave_entries(workspace, make_entries(plan, result, RunStart())) == ()
 
 
 def test_entries_that_wait_come_before_those_that_are_written(tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ def test_entries_that_wait_are_not_added_a_second_time(tmp_path: Path) -> None:
     """What a killed run left waiting is in the journal of its run, too."""
     leave(tmp_path, "one")
     plan, result = make_run(tmp_path, "one", metrics=(number("5"),))
-    entries = make_entries(plan, result, pipeline="", build_number="0")
+    entries = make_entries(plan, result, RunStart())
     assert side_files.write_entries(tmp_path, entries, again=True) == ()
     assert listed(tmp_path) == tabled(tmp_path) == ["one"]
 

@@ -18,6 +18,7 @@ from madlite.measure.verdict import Observation, judge
 from madlite.model import Exit, Request, Result, RunPlan, Status
 from madlite.perfcsv.rows import build_rows
 from madlite.plan.plan_file import render
+from madlite.store.folder import RunStart
 from madlite_plugins.dlrm.backend import RESULTS, Dlrm
 from tests.plugins.logs import TEMPLATES, machine_of, planned
 from tests.plugins.rendered import run_sh
@@ -117,7 +118,7 @@ def test_how_far_a_rate_varies_may_be_nothing(tmp_path):
     verdict = judge(plan, seen, LogMonitor([Dlrm().reader(plan)]))
     assert verdict.status is Status.SUCCESS and verdict.findings == ()
     result = Result(plan_id=plan.id, status=verdict.status, cause=verdict.cause, metrics=verdict.metrics)
-    rows = list(build_rows(plan, result, pipeline="", build_number="", strict_header=False))
+    rows = list(build_rows(plan, result, RunStart()))
     assert [(row["metric"], row["performance"], row["status"]) for row in rows] == [
         ("recs_per_s_mean", "81920.25", "SUCCESS"),
         ("recs_per_s_cv", "0.00", "SUCCESS"),

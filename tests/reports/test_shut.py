@@ -20,7 +20,7 @@ from madlite.perfcsv.recorded import rebuild
 from madlite.reports.log import read_log
 from madlite.reports.runs import UNREADABLE, find_run, list_runs, open_run, runs_folder
 from madlite.store.events import Requested, RequestedRun, append
-from madlite.store.folder import PLAN, RECORD, RunRows, claim_model_dir, lock_name, unfinished
+from madlite.store.folder import PLAN, RECORD, RunRows, claimed_model_dir, lock_name, unfinished
 from madlite.store.record import Record, record_json
 from tests.factories import make_plan, note_made
 
@@ -121,10 +121,8 @@ def test_a_folder_that_another_user_claimed_is_not_waited_for(place):
     runs.chmod(0o777)
     (runs / lock_name("run_directory")).touch(0o644)
     plan = make_plan(place, id="20260103T000000-mine-000003", model_dir="run_directory")
-    with as_another_user():
-        name, lock = claim_model_dir(plan)
-    os.close(lock)
-    assert name == "run_directory_000003"
+    with as_another_user(), claimed_model_dir(plan) as name:
+        assert name == "run_directory_000003"
 
 
 def test_a_folder_of_runs_that_cannot_be_listed_is_not_taken_for_an_empty_one(place):

@@ -15,12 +15,13 @@ import madlite.store.record as module
 from madlite.errors import RecordError
 from madlite.measure.steps import Steps
 from madlite.model import Cause, Metric, Provenance, Quantity, Result, Status, Step, Variant
-from madlite.store.folder import PLAN, RECORD, RunRows
+from madlite.store.folder import PLAN, RECORD, RunRows, RunStart
 from madlite.store.record import (
     SCHEMA,
     VERSION,
     Record,
     load_record,
+    load_result,
     make_record,
     read_plan,
     read_record,
@@ -29,7 +30,6 @@ from madlite.store.record import (
     sanitized,
     step_lines,
 )
-from madlite.store.record import _read as read_result
 from scripts.record_schema import record_schema
 from tests.factories import WINDOW, make_plan
 from tests.rows import each_row
@@ -81,9 +81,9 @@ def test_a_name_in_a_record_or_a_result_that_leaves_the_folder_of_runs_is_refuse
     (tmp_path / "record.json").write_text(json.dumps(record))
     with pytest.raises(RecordError, match="record.json: "):
         load_record(tmp_path)
-    text = json.dumps({"version": 1, "record": record, "entries": None})
+    (tmp_path / "result.json").write_text(json.dumps({"version": 1, "record": record, "entries": None}))
     with pytest.raises(RecordError, match=r"result.json: key 'record\..*' is wrong: '(\.\.|a/b|/etc|\.\./x)"):
-        read_result(text.encode())
+        load_result(tmp_path)
 
 
 def test_a_record_without_later_fields_is_read_and_one_of_another_version_is_not(tmp_path):
@@ -138,7 +138,7 @@ def test_the_schema_refuses_what_is_no_record_of_this_version(tmp_path):
 def test_a_record_of_any_status_fits_the_schema_and_is_read_back(tmp_path, outcome):
     plan = make_plan(tmp_path, variant=Variant(model="m", precision="BF16"), settings={"lr": math.inf, "x": 1})
     rows = RunRows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
-    record = make_record(plan, outcome, rows, command=("run", "--tags", "tiny"))
+    record = make_record(plan, outcome, rows, RunStart(command=("run", "--tags", "tiny")))
     read = valid(record)
     assert (read["version"], read["id"], read["card"]) == (VERSION, plan.id, "tiny")
     assert read["rows"]["cells"] == [{"model": "tiny"}] and read["status"] == outcome.status.value
@@ -158,7 +158,9 @@ def test_secrets_are_in_no_word_that_somebody_typed_or_said_and_rows_stay_as_the
     plan = make_plan(tmp_path, args="--t hush", overrides=(("t", "hush"), ("flag", None)), settings={"key": "hush"})
     outcome = result(reason="hush", evidence="a hush", config={"token": "hush"}, findings=("hush",))
     rows = RunRows(path="perf.csv", cells=({"docker_image": "hush/hush"},))
-    record = make_record(plan, outcome, rows, command=("run", "hush"), mask=lambda text: text.replace("hush", "***"))
+    record = make_record(
+        plan, outcome, rows, RunStart(command=("run", "hush")), mask=lambda text: text.replace("hush", "***")
+    )
     assert record_json(record).count("hush") == 2
     assert record.rows == rows and record.overrides == (("t", "***"), ("flag", None))
 
@@ -168,7 +170,7 @@ def test_what_is_a_secret_by_its_shape_is_nowhere_in_a_record(tmp_path):
     card = replace(make_plan(tmp_path).card, url=url, tags=("t", token), source=f"/srv/{token}/models.json")
     outcome = result(reason=f"cloning {url} failed", provenance=Provenance(script=f"{token}.sh"))
     text = record_json(
-        make_record(make_plan(tmp_path, card=card, settings={token: url}), outcome, None, command=(url,))
+        make_record(make_plan(tmp_path, card=card, settings={token: url}), outcome, None, RunStart(command=(url,)))
     )
     assert token not in text and "p4ssword" not in text and "https://me:***@host/x.git" in text
 
