@@ -196,7 +196,8 @@ def stored_submissions(workspace: Path, wanted: Sequence[str] = (), *, warn: boo
     if wanted:
         folders = [folder for folder in folders if folder.name.removeprefix(PREFIX) in wanted]
     own = EventLog.read(runs).made(folder.name.removeprefix(PREFIX) for folder in folders)
-    found = [stored for folder in folders if (stored := read_stored(folder)) is not None]
+    # not by their ids, of which those of one second sort by chance
+    found = sorted(filter(None, map(read_stored, folders)), key=lambda stored: stored.submission.created)
     foreign = [
         submission.folder.name for submission in found if submission.submission.id not in own and submission.open_runs
     ]
