@@ -375,7 +375,7 @@ def test_all_nodes_unpack_an_image_at_the_same_time(plan, tmp_path) -> None:
     srun.write_text(
         f"""#!/bin/bash
 for word; do case $word in --nodelist=*) touch "{tmp_path}/asked.${{word#*=}}" ;; esac; done
-for _ in {{1..100}}; do
+for _ in {{1..600}}; do
   [ -e "{tmp_path}/asked.a" ] && [ -e "{tmp_path}/asked.b" ] && exit 0
   sleep 0.1
 done

@@ -42,7 +42,7 @@ def site(tmp_path):
 
     environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "USER": "me", "HF_TOKEN": "hf_secret"}
     pauses: list[float] = []
-    slurm = Slurm(Cluster(), environ, sleep=pauses.append, limit_s=5.0)
+    slurm = Slurm(Cluster(), environ, sleep=pauses.append, limit_s=60.0)
     return command, slurm, lambda: (tmp_path / "calls").read_text().splitlines(), pauses
 
 
