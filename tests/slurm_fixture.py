@@ -88,6 +88,13 @@ class SlurmCluster:
         wait_until(lambda: self.job(job_id)["JobState"] in states, f"job {job_id} {' or '.join(states)}")
         return self.job(job_id)
 
+    def leave(self, job_id: str, minutes: int) -> None:
+        """Let a job that runs have less than so many minutes from now on, and at least one less than that."""
+        so_far, _, _ = self.job(job_id)["RunTime"].rpartition(":")
+        hours, _, over = so_far.rpartition(":")
+        limit = 60 * int(hours) + int(over) + minutes
+        self.checked("scontrol", "update", f"JobId={job_id}", f"TimeLimit={limit}")
+
     def pid_of(self, daemon: str) -> int:
         """Return the process id of a daemon: `slurmctld`, `munged` or `slurmd-n1`."""
         return int((self.home / "pids" / daemon).read_text())

@@ -11,15 +11,17 @@ WAIT_S = 120.0
 
 
 def wait_until(true: Callable[[], object], what: str = "what was waited for") -> None:
-    """Wait until a function returns something true.
+    """Wait until a function returns something true; between two calls as long as one takes, for some start a command.
 
     Raises:
         AssertionError: it did not in two minutes; says what was waited for.
     """
-    deadline = time.monotonic() + WAIT_S
+    deadline = (begun := time.monotonic()) + WAIT_S
     while not true():
-        assert time.monotonic() < deadline, f"{what} did not come about"
-        time.sleep(0.01)
+        now = time.monotonic()
+        assert now < deadline, f"{what} did not come about"
+        time.sleep(min(max(0.01, now - begun), 1.0))
+        begun = time.monotonic()
 
 
 def start_session(argv: Sequence[str], folder: Path, environ: Mapping[str, str]) -> subprocess.Popen[str]:

@@ -76,7 +76,7 @@ class Follower:
         self._signals, self._patience = Signals(), Patience()
         self._told: set[str] = set()
         self._until = Until.LOOKED
-        self._was_fetching = False
+        self._was_fetching = self._was_late = False
         self._is_cancelling = False  # until all clusters have taken that
 
     @property
@@ -168,8 +168,9 @@ class Follower:
             return not is_late and any(tracker.is_followed() for tracker in self.trackers)
         if self._until is Until.LOOKED:
             # files may be seen here a moment later, and what fetches them takes as long as it takes
-            is_late = self._patience.seconds(self._until) >= job.GRACE_S + TICK_S
-            return self._was_fetching or self._is_fetching() or (not is_late and self._has("over"))
+            was_late, self._was_late = self._was_late, self._patience.seconds(self._until) >= job.GRACE_S + TICK_S
+            # a look that began in time may have been too early for a row, however long this process was held up since
+            return self._was_fetching or self._is_fetching() or (not was_late and self._has("over"))
         return False
 
     def _look(self) -> None:

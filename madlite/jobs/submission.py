@@ -194,7 +194,8 @@ def stored_submissions(workspace: Path, *, warn: bool = True) -> tuple[Stored, .
     runs = workspace / RUNS
     folders = [real_folder for real_folder in real_folders(runs) if real_folder.name.startswith(PREFIX)]
     own = EventLog.read(runs).made(folder.name.removeprefix(PREFIX) for folder in folders)
-    found = [stored for folder in folders if (stored := read_stored(folder)) is not None]
+    # not by their ids, of which those of one second sort by chance
+    found = sorted(filter(None, map(read_stored, folders)), key=lambda stored: stored.submission.created)
     foreign = [each.folder for each in found if each.submission.id not in own and each.open_runs]
     if foreign and warn:
         _LOG.warning(

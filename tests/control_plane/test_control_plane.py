@@ -391,6 +391,7 @@ whenUnsatisfiable = "ScheduleAnyway"
 labelSelector = {{}}
 """
 CARD_SCRIPT = (
+    "while [ -e {hold} ]; do sleep 0.1; done\n"
     "./go && cat ../lib/speed* link | wc -c && sh ../run.sh && [ $MAD_K8S_NAMESPACE-$MAD_K8S_JOB = {place}-true ]\n"
 )
 
@@ -400,10 +401,9 @@ def test_a_card_s_files_and_a_patch_of_its_pods_reach_the_node(place, tmp_path, 
     checkout, shared = Checkout(tmp_path / "checkout", place), tmp_path / "shared"
     folder = checkout.folder
     shared.mkdir()
-    (folder / "hold").unlink()
     with (folder / "cluster.toml").open("a") as file:
         file.write(PATCH.format(shared=shared))
-    (folder / "scripts/run.sh").write_text(CARD_SCRIPT.format(place=place.name))
+    (folder / "scripts/run.sh").write_text(CARD_SCRIPT.format(hold=folder / "hold", place=place.name))
     (folder / "scripts/go").write_text("#!/bin/sh\nexec test -n $MAD_K8S_POD_NAME\n")
     (folder / "scripts/go").chmod(0o755)
     (folder / "run.sh").write_text('echo "performance: $SPEED tok"\n')
@@ -413,6 +413,7 @@ def test_a_card_s_files_and_a_patch_of_its_pods_reach_the_node(place, tmp_path, 
     made: list[dict] = []
     started = checkout.start("run", "--cluster", "lab", "--tags", "a")
     wait_until(lambda: made.extend(place.objects("pods")) or made, "the pod")
+    (folder / "hold").unlink()
     out, _ = started.communicate(timeout=200)
     assert started.returncode == 0, out
     assert [(row["performance"], row["status"]) for row in checkout.rows()] == [("12.5", "SUCCESS")]

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from madlite.cli import jobs
+from madlite.cli import jobs, submit
 from madlite.cli.main import call
 from madlite.jobs import follow, job
 from madlite.jobs.outcomes import Over
 from madlite.jobs.submission import note, submitting
-from madlite.platforms.slurm import allocation
 from madlite.run.stop import Signals
 from madlite.store.events import EVENTS, JobEvent
 from madlite.store.folder import RunFolder
@@ -29,6 +28,13 @@ from tests.rows import each_row
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
+QUICK = {  # pauses; what is in no queue is asked about twice
+    "madlite.jobs.job.GRACE_S": 0.1,
+    "madlite.jobs.job.POLL_S": 0.3,
+    "madlite.jobs.follow.SUBMIT_S": 0.1,
+    "madlite.jobs.follow.TICK_S": 0.1,
+    "madlite.platforms.slurm.allocation.PAUSE_S": 0.01,
+}
 
 
 @pytest.fixture
@@ -40,8 +46,8 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     command(tmp_path, "sbatch", f"echo sbatch >>{tmp_path}/submitted; echo $((4000 + $(wc -l <{tmp_path}/submitted)))")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(job, "GRACE_S", 0.1)
-    monkeypatch.setattr(follow, "SUBMIT_S", 0.1)
+    for name, pause_s in QUICK.items():
+        monkeypatch.setattr(name, pause_s)
     (tmp_path / "run.sh").write_text("echo performance: 1 tok\n")
     card = {"name": "a", "scripts": "run.sh", "tags": [], "runtimes": ["host"], "n_gpus": "0"}
     (tmp_path / "models.json").write_text(json.dumps([card]))
@@ -65,7 +71,10 @@ def unreachable(folder: Path) -> None:
 
 
 def submissions(folder: Path) -> list[str]:
-    return sorted(one.name.removeprefix("jobs-") for one in folder.glob("madlite_runs/jobs-*"))
+    """Return the ids of submissions, the oldest first: those of one second sort by chance."""
+    made = [one.name.removeprefix("jobs-") for one in folder.glob("madlite_runs/jobs-*")]
+    events = (folder / "madlite_runs" / EVENTS).read_text() if made else ""
+    return sorted(made, key=lambda own: events.find(own) if own in events else len(events))
 
 
 def test_rows_go_to_the_file_of_the_command_that_submitted_them(folder: Path):
@@ -192,9 +201,8 @@ def test_detach_fails_where_nothing_was_submitted(folder: Path, capfd):
     assert "is not submitted" in capfd.readouterr().err
 
 
-def test_a_job_of_a_cluster_that_does_not_answer_is_not_over(folder: Path, monkeypatch, capfd):
+def test_a_job_of_a_cluster_that_does_not_answer_is_not_over(folder: Path, capfd):
     assert run("--detach") == 0
-    monkeypatch.setattr(allocation, "PAUSE_S", 0.01)
     unreachable(folder)
     assert call(["cluster", "jobs"]) == 0
     out = capfd.readouterr().out
@@ -253,8 +261,7 @@ def test_a_run_that_another_command_is_about_to_collect_is_no_failure(folder: Pa
     assert [one.failed for one in done] == [True, False] and len(csv_rows(folder / "perf.csv")) == 1
 
 
-def test_accounting_that_stays_down_costs_a_run_its_cause_and_not_its_row(folder: Path, monkeypatch):
-    monkeypatch.setattr(allocation, "PAUSE_S", 0.01)
+def test_accounting_that_stays_down_costs_a_run_its_cause_and_not_its_row(folder: Path):
     command(folder, "sacct", "echo 'sacct: error: Connection refused' >&2; exit 1")
     assert run("--detach") == 0 and call(["runs", "collect"]) == 3
     (record,) = (json.loads(one.read_text()) for one in folder.glob("madlite_runs/*/record.json"))
@@ -273,7 +280,7 @@ def test_what_another_command_submits_meanwhile_is_not_submitted_twice(folder: P
         stored = read(wanted)
         keep_events(folder, lambda line: '"event":"job"' not in line)  # as it was before that command
         stored = read(wanted)
-        commands.run(("cluster", "attach"), folder, os.environ)
+        commands.start(("cluster", "attach"), folder, os.environ, constants=QUICK).communicate()
         return stored
 
     monkeypatch.setattr(jobs, "open_submissions", and_another_begins)
@@ -387,6 +394,16 @@ def test_resume_goes_on_with_the_last_submission_to_the_cluster_and_with_no_othe
     assert "the last submission to cluster 'lab' has ended" in capfd.readouterr().err
 
 
+def test_the_last_submission_is_the_one_that_was_made_last_within_the_same_second_too(folder: Path, monkeypatch, capfd):
+    for last in ("ffffff", "000000"):
+        monkeypatch.setattr(submit, "new_submission_id", lambda last=last: f"20261201T120000-{last}")
+        assert run("--detach") == 0
+    capfd.readouterr()
+    assert call(["run", "--resume", "--cluster", "lab"]) == 3
+    assert "submission 20261201T120000-000000: 1 run, job 4002" in capfd.readouterr().out
+    assert submissions(folder) == ["20261201T120000-ffffff", "20261201T120000-000000"]
+
+
 def test_resume_says_which_cluster_has_the_runs_and_names_one_that_is_unknown(folder: Path, capfd, monkeypatch):
     monkeypatch.setenv("MADLITE_CLUSTER", "lab")
     assert run("--detach") == 0
@@ -407,13 +424,12 @@ def test_arrays_together_have_no_more_runs_at_once_than_may_go_on(folder: Path, 
     monkeypatch.setattr(follow, "TICK_S", 0.01)
     monkeypatch.setattr(job, "POLL_S", 0.05)
     words = ("run", "--cluster", "lab", "--tags", "a", "--at-most", "2", "--repeat", "6", "--on-interrupt", "leave")
-    short = {"madlite.jobs.follow.TICK_S": 0.05, "madlite.jobs.job.POLL_S": 0.1, "madlite.jobs.job.GRACE_S": 0.1}
-    started = commands.start(words, folder, dict(os.environ), constants=short)
+    started = commands.start(words, folder, dict(os.environ), constants={**QUICK, "madlite.jobs.job.POLL_S": 0.1})
     wait_until((folder / "perf.csv").exists, "the rows of two runs")
     asked = (folder / "asked").read_text()
     wait_until(lambda: len((folder / "asked").read_text()) > len(asked) + 30, "five further looks")
     started.terminate()
-    started.communicate(timeout=60)
+    started.communicate(timeout=240)
     assert len(csv_rows(folder / "perf.csv")) == 2
     assert (folder / "submitted").read_text() == "sbatch\n", "two of three elements would go on beside the one"
     assert "%2\n" in next(folder.glob("madlite_runs/jobs-*/scripts/1.sh")).read_text()

@@ -14,14 +14,13 @@ from madlite.cli.main import call
 from madlite.jobs.submission import submitting
 from tests import commands
 from tests.csv_rows import csv_rows
-from tests.jobs.test_attach import command, folder, run, submissions  # noqa: F401
+from tests.jobs.test_attach import QUICK, command, folder, run, submissions  # noqa: F401
 from tests.killing import KILL_AT
 from tests.rows import each_row
 from tests.tiers import every, first_of
 
 pytestmark = pytest.mark.host
 AGAIN = ("run", "--resume", "--failed", "--cluster", "lab")
-QUICK = {"madlite.jobs.job.GRACE_S": 0.1}
 
 
 def submitted(folder: Path) -> int:  # noqa: F811

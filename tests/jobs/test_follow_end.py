@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType, SimpleNamespace
 
-from madlite.jobs import follow
+from madlite.jobs import follow, job
 from madlite.jobs.follow import Follower
 from madlite.run.stop import Signals
 
@@ -52,6 +52,26 @@ def test_a_hook_that_does_not_end_is_not_waited_for_without_an_end(monkeypatch):
     follower, followers = followed(busy=40)
     assert follower.cancel() == 0
     assert followers.busy > 30
+
+
+def test_a_look_that_was_too_early_for_a_row_is_no_last_one_however_long_what_follows_it_takes(monkeypatch):
+    clock, over, looks = [0.0], ["a run whose job is over"], []
+    monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(Signals, "wait", lambda signals, limit_s: clock.append(clock.pop() + limit_s))
+    follower, _ = followed(busy=0)
+    (tracker,) = follower.trackers
+
+    def collect() -> tuple[()]:
+        looks.append(clock[0])
+        if clock[0] >= job.GRACE_S:
+            over.clear()
+        elif len(looks) == 3:  # the machine is busy with something else
+            clock.append(clock.pop() + 100)
+        return ()
+
+    tracker.collect, tracker.states = collect, lambda: [SimpleNamespace(word="over")] * len(over)
+    assert follower.collect() == 0
+    assert not over, looks
 
 
 def interrupted_at_each_line() -> None:

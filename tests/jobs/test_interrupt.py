@@ -20,7 +20,7 @@ from tests.jobs.test_real_slurm import Site
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.engine
-RUN = ("run", "--cluster", "lab", "--tags", "a", "--set", "env.SLEEP=100")
+RUN = ("run", "--cluster", "lab", "--tags", "a", "--set", "env.SLEEP=600")
 OTHERS = {"enter": "\n", "leave": "leave\n", "end of input": "\x04"}
 QUESTION = "leave them running, or cancel them"
 
@@ -126,12 +126,12 @@ def test_ctrl_c_leaves_the_jobs_where_nobody_cancels_them(site, answer):
 def test_a_terminal_that_is_closed_leaves_the_jobs_also_in_the_middle_of_the_question(site):
     with following(site) as terminal:
         terminal.hang_up()
-        assert terminal.started.wait(60) == 129
+        assert terminal.started.wait(240) == 129
     with following(site, "cluster", "attach") as terminal:
         terminal.type("\x03")
         wait_until(lambda: terminal.shows(QUESTION), "the question")
         terminal.hang_up()
-        assert terminal.started.wait(60) == 130
+        assert terminal.started.wait(240) == 130
     assert site.rows() == [] and len(site.jobs()) == 1
 
 

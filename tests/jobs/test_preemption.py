@@ -27,7 +27,7 @@ steps={folder}/steps
 trap 'echo "saved at $(wc -l <$steps)"; exit 3' USR1
 echo "began with $(cat $steps | wc -l)"
 [ -s $steps ] && echo performance: 7 tok && exit
-for _ in {{1..900}}; do echo >>$steps; sleep 0.1; done
+for _ in {{1..3000}}; do echo >>$steps; sleep 0.1; done
 """
 
 

@@ -34,7 +34,7 @@ exclusive = false
 max_array_size = 2
 [clusters.warns.slurm]
 exclusive = false
-time = "3"
+time = "60"
 signal = "USR1@110"
 [clusters.short.slurm]
 exclusive = false
@@ -121,7 +121,7 @@ def test_jobs_that_begin_on_a_full_disk_have_their_rows(small_disk, slurm):
 
 def test_a_disk_that_fills_up_while_jobs_run_costs_no_result(small_disk, slurm, tmp_path):
     site, go = Site(small_disk.path, slurm), tmp_path / "go"
-    script = f"echo performance: 12.5 tok\nfor i in $(seq 900); do [ -e {go} ] && break; sleep 0.1; done\nseq 2000\n"
+    script = f"echo performance: 12.5 tok\nfor i in $(seq 3000); do [ -e {go} ] && break; sleep 0.1; done\nseq 2000\n"
     (site.folder / "scripts/a/run.sh").write_text(script)
     assert site.call("run", "--cluster", "lab", "--tags", "t", "--detach")[0] == 0
     logs = lambda: [log for log in site.folder.glob("madlite_runs/*/run.log") if log.stat().st_size]  # noqa: E731
@@ -146,7 +146,7 @@ def test_no_secret_is_in_script_job_or_output(site):
     (site.folder / "scripts/a/run.sh").write_text(
         'echo "token $HF_TOKEN"\necho performance: 1 tok\nsleep ${SLEEP:-0}\n'
     )
-    assert site.call("run", "--cluster", "lab", "--tags", "a", "--set", "env.SLEEP=60", "--detach")[0] == 0
+    assert site.call("run", "--cluster", "lab", "--tags", "a", "--set", "env.SLEEP=600", "--detach")[0] == 0
     (job,) = site.jobs()
     folder = site.folder / f"madlite_runs/jobs-{site.submission()}"
     assert (folder / "environment").stat().st_mode & 0o777 == 0o600
@@ -162,7 +162,7 @@ def test_no_secret_is_in_script_job_or_output(site):
 
 
 def test_cancelled_jobs_have_rows_that_say_so(site):
-    assert site.call("run", "--cluster", "lab", "--tags", "t", "--set", "env.SLEEP=100", "--detach")[0] == 0
+    assert site.call("run", "--cluster", "lab", "--tags", "t", "--set", "env.SLEEP=600", "--detach")[0] == 0
     code, out = site.call("cluster", "cancel", site.submission())
     assert code == 0, out
     assert [row["status"] for row in site.rows()] == ["FAILURE", "FAILURE"]
@@ -259,7 +259,7 @@ def test_a_submitter_that_is_killed_loses_no_run(site, target, when):
 
 
 def test_term_cancels_the_jobs_and_hup_leaves_them(site):
-    words = ("run", "--cluster", "lab", "--tags", "t", "--set", "env.SLEEP=100")
+    words = ("run", "--cluster", "lab", "--tags", "t", "--set", "env.SLEEP=600")
     left = site.start(*words)
     wait_until(lambda: [*site.folder.glob("madlite_runs/2*-a-*/progress.json")], "the first run")
     os.kill(left.pid, signal.SIGHUP)
@@ -281,6 +281,8 @@ def test_a_cluster_file_is_made_by_asking_and_its_nodes_are_checked(site):
     text = (site.folder / "cluster.toml").read_text()
     assert "[clusters.example]" in text and 'partition = "gpu"' in text and "gpus_per_node = 8" in text
     assert site.call("cluster", "init")[0] == 4
+    text += "exclusive = false\n"  # a job that waits for whole nodes holds up those of all other tests
+    (site.folder / "cluster.toml").write_text(text)
     code, out = site.call("cluster", "check", "example", "--nodes", "4", "--doctor", "--good-nodes", "good")
     assert code == 0, out
     assert (site.folder / "good").read_text().split() == ["n1", "n2", "n3", "n4"]
@@ -314,16 +316,21 @@ def test_the_time_limit_of_the_job_is_the_cause(site):
 
 
 def test_the_workload_gets_the_signal_before_the_time_limit_on_each_node(site):
-    script = """
+    script = f"""
 told=0
 trap 'told=1' USR1
-for _ in {1..1500}; do [ "$told" = 0 ] || break; sleep 0.1; done
+touch {site.folder}/waits-$SLURM_NODEID
+for _ in {{1..3000}}; do [ "$told" = 0 ] || break; sleep 0.1; done
 echo "told $told on $SLURM_NODEID"
 echo "performance: 12.5 tok"
 """
     (site.folder / "scripts/a/run.sh").write_text(script)
-    code, out = site.call("run", "--cluster", "warns", "--nodes", "2", "--tags", "a")
-    assert code == 0, out
+    started = site.start("run", "--cluster", "warns", "--nodes", "2", "--tags", "a")
+    wait_until(lambda: len([*site.folder.glob("waits-*")]) == 2, "both nodes wait for the signal")
+    (job,) = site.jobs()
+    site.slurm.leave(job, minutes=2)  # of which the signal comes 110 s before the end
+    out, _ = started.communicate(timeout=280)
+    assert started.returncode == 0, out
     (record,) = site.records()
     log = (site.folder / f"madlite_runs/{record['id']}/run.log").read_text()
     assert "told 1 on 0" in log and "told 1 on 1" in log, log
@@ -583,7 +590,7 @@ def test_a_script_that_leaves_a_perf_csv_in_place_of_a_line_has_its_rows(site, t
 
 @pytest.mark.full
 def test_a_job_that_is_queued_again_does_not_measure_a_second_time(site):
-    started = site.start("run", "--cluster", "lab", "--tags", "a", "--set", "env.SLEEP=100")
+    started = site.start("run", "--cluster", "lab", "--tags", "a", "--set", "env.SLEEP=600")
     wait_until(lambda: [*site.folder.glob("madlite_runs/2*-a-*/progress.json")], "the run has begun")
     (job,) = site.jobs()
     site.slurm.checked("scontrol", "requeue", job)
@@ -660,7 +667,7 @@ def test_a_kill_while_what_failed_is_submitted_again_loses_and_doubles_nothing(s
 
 @pytest.mark.full
 def test_a_signal_cancels_the_jobs_of_all_clusters_and_each_run_has_its_row(site):
-    words = ("run", "--cluster", "lab,single", "--tags", "t", "--set", "env.SLEEP=100")
+    words = ("run", "--cluster", "lab,single", "--tags", "t", "--set", "env.SLEEP=600")
     started = site.start(*words)
     wait_until(lambda: len([*site.folder.glob("madlite_runs/2*-*/progress.json")]) == 2, "both runs")
     os.kill(started.pid, signal.SIGINT)

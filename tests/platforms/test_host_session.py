@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from madlite.cancellation import STOPPED
 from madlite.errors import RuntimeProblem
@@ -93,7 +94,7 @@ def test_nothing_starts_after_a_stop(plan, runtime):
 
 
 def test_an_action_past_its_own_limit_is_ended_and_the_next_one_runs(plan, runtime):
-    with runtime.open(plan) as session:
+    with runtime.open(replace(plan, stop_grace_s=60.0)) as session:  # of which a busy machine may need some
         ended = session.run(bash("exec sleep 300", timeout_s=0.2), Output())
         assert ended.timed_out and ended.code in (-signal.SIGINT, -signal.SIGTERM)
         assert session.run(bash("exit 4"), Output()).code == 4
@@ -247,7 +248,7 @@ def test_a_probe_runs_beside_the_action_and_is_none_of_its_processes(runtime, pl
 def test_a_probe_that_goes_on_ends_at_its_limit_with_what_it_printed(runtime, plan):
     with runtime.open(plan) as session:
         begun = time.monotonic()
-        said = session.probe(("sh", "-c", "echo begun; sleep 300 & echo $!; wait"), 0, 1.0)
+        said = session.probe(("sh", "-c", "echo begun; sleep 300 & echo $!; wait"), 0, 5.0)
         assert said.code is None and said.stdout.startswith(b"begun\n") and time.monotonic() - begun < 60
         started = Path(f"/proc/{said.stdout.split()[1].decode()}/cmdline")  # of a zombie it is empty
         assert not started.exists() or not started.read_bytes(), "what it started has ended, too"

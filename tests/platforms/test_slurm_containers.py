@@ -23,6 +23,7 @@ from madlite.platforms.slurm.runtime import SlurmRuntime
 from madlite.platforms.slurm.session import SlurmSession
 from tests.factories import make_plan
 from tests.rows import each_row
+from tests.run.output import Output, bash, stop_once_it_said
 from tests.waiting import wait_until
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2", "PATH": "/none"}
@@ -375,7 +376,7 @@ def test_all_nodes_unpack_an_image_at_the_same_time(plan, tmp_path) -> None:
     srun.write_text(
         f"""#!/bin/bash
 for word; do case $word in --nodelist=*) touch "{tmp_path}/asked.${{word#*=}}" ;; esac; done
-for _ in {{1..100}}; do
+for _ in {{1..600}}; do
   [ -e "{tmp_path}/asked.a" ] && [ -e "{tmp_path}/asked.b" ] && exit 0
   sleep 0.1
 done
@@ -389,6 +390,34 @@ exit 1
     assert here is not None
     session = SlurmSession(plan, here, ["a", "b"], container_of("apptainer", plan, {}, "/images/x.sif"), {})
     session.open()
+    session.close()
+
+
+@pytest.mark.host
+def test_a_stop_that_one_node_comes_to_before_the_others_is_waited_for_by_nobody_else(plan, tmp_path) -> None:
+    srun = tmp_path / "bin/srun"  # a node's command ends once it is told, that of b first
+    srun.parent.mkdir()
+    srun.write_text(
+        f"""#!/bin/bash
+case " $* " in
+  *" signal "*) touch "{tmp_path}/told.b"; sleep 1; touch "{tmp_path}/told.a"; exit 0 ;;
+esac
+echo begun
+for word; do case $word in --nodelist=*) node=${{word#*=}} ;; esac; done
+until [ -e "{tmp_path}/told.$node" ]; do sleep 0.05; done
+exit 130
+"""
+    )
+    srun.chmod(0o755)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    here = allocation_of({**JOB, "SPUR_PEER_NODES": "a:1,b:1", "PATH": f"{srun.parent}:{os.environ['PATH']}"})
+    assert here is not None
+    session, output = SlurmSession(plan, here, ["a", "b"]), Output()
+    session.open()
+    stopper = stop_once_it_said(session, output, b"begun\nbegun\n", grace_s=60.0)
+    assert session.run(bash("true"), output).codes == (130, 130)
+    stopper.join()
+    assert not session._gate.abandoned.is_set(), "it was waited for until it was given up"
     session.close()
 
 

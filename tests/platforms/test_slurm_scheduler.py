@@ -43,7 +43,7 @@ def site(tmp_path):
     environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "USER": "me", "HF_TOKEN": "hf_secret"}
     pauses: list[float] = []
     slurm = Slurm(Cluster(), environ)
-    slurm.sleep, slurm.limit_s = pauses.append, 5.0
+    slurm.sleep, slurm.limit_s = pauses.append, 60.0
     return command, slurm, lambda: (tmp_path / "calls").read_text().splitlines(), pauses
 
 

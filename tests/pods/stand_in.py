@@ -11,7 +11,9 @@ import base64
 import json
 import os
 import re
+import select
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -23,10 +25,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
-import kubernetes_validate
 import psutil
 
-VERSION = "1.37"
+from tests.pods.schemas import validate
+
 _PATH = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+)/(?P<version>[^/]+))/namespaces/(?P<namespace>[^/]+)/(?P<plural>[^/]+)"
     r"(?:/(?P<name>[^/]+))?(?:/(?P<sub>log))?"
@@ -95,7 +97,7 @@ class Cluster:
             "users": [{"name": "me", "user": user or {"token": self.token}}],
             "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me", "namespace": "bench"}}],
         }
-        file.write_text(json.dumps(text))
+        replace_text(file, json.dumps(text))
         return file
 
     def close(self) -> None:
@@ -111,7 +113,7 @@ class Cluster:
         name = body["metadata"]["name"]
         if body["apiVersion"] in ("v1", "batch/v1"):
             try:
-                kubernetes_validate.validate(body, VERSION, strict=True)
+                validate(body)
             except Exception as error:  # noqa: BLE001 - told to the client, as a server does
                 self.invalid.append(str(error))
                 return 422, _status(422, f"{body['kind']} is invalid: {error}")
@@ -269,7 +271,7 @@ class Cluster:
         """Note at a Job that it is over, as its controller does."""
         with self.lock:
             job = self.objects.get(("jobs", owner["name"])) or self.objects.get(("jobsets", owner["name"]))
-            own = [one.body for one in self.pods.values() if one.body["metadata"]["ownerReferences"] == [owner]]
+            own = [one.body for one in list(self.pods.values()) if one.body["metadata"]["ownerReferences"] == [owner]]
             phases = {one["status"]["phase"] for one in own}
             if job is None or not phases <= {"Succeeded", "Failed"}:
                 return
@@ -304,6 +306,13 @@ class Cluster:
         pod = self.pods[name]
         pod.body["status"]["after"] = status
         self.kill(pod, 0)
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Write a file that a command may be reading: it finds the old text or the new one, and no part of either."""
+    beside = file.with_name(f".{file.name}")
+    beside.write_text(text)
+    beside.rename(file)
 
 
 def _status(code: int, message: str) -> dict:
@@ -396,6 +405,11 @@ def make_handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                 ]
             return self.answer(200, {"metadata": {"resourceVersion": str(version)}, "items": items})
 
+        def is_left(self) -> bool:
+            """Return whether the client has closed the connection."""
+            is_readable, _, _ = select.select([self.connection], [], [], 0)
+            return bool(is_readable) and not self.connection.recv(1, socket.MSG_PEEK)
+
         def begin_stream(self) -> None:
             self.send_response(200)
             self.send_header("Connection", "close")
@@ -414,7 +428,7 @@ def make_handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                 self.chunk(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
                 return self.chunk(b"")
             until = time.monotonic() + float(query["timeoutSeconds"])
-            while time.monotonic() < until and not cluster.closed.is_set():
+            while time.monotonic() < until and not cluster.closed.is_set() and not self.is_left():
                 for kind, body in cluster.events_after(version, query):
                     version = int(body["metadata"]["resourceVersion"])
                     self.chunk(json.dumps({"type": kind, "object": body}).encode() + b"\n")

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-import kubernetes_validate
 import psutil
 import pytest
 import yaml
@@ -22,7 +21,8 @@ from tests.csv_rows import perf_rows
 from tests.jobs.test_attach import command
 from tests.jobs.test_real_slurm import PAUSES
 from tests.killing import KILL_AT
-from tests.pods.stand_in import Cluster
+from tests.pods.schemas import validate
+from tests.pods.stand_in import Cluster, replace_text
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
@@ -210,7 +210,7 @@ def test_a_dry_run_prints_what_kubectl_applies_and_touches_nothing(site):
     documents = [one for one in yaml.safe_load_all(out) if one]
     assert [one["kind"] for one in documents] == ["Secret", "ConfigMap", "Service", "Job"]
     for one in documents:
-        kubernetes_validate.validate(one, "1.37", strict=True)
+        validate(one)
     assert site.cluster.requests == [] and not (site.folder / "madlite_runs").exists()
 
 
@@ -366,7 +366,7 @@ def test_a_context_that_is_switched_meanwhile_and_a_login_that_is_over_cost_no_r
     config["clusters"].append(other)
     config["contexts"].append({"name": "elsewhere", "context": {"cluster": "elsewhere", "user": "me"}})
     config["current-context"] = "elsewhere"
-    file.write_text(json.dumps(config))
+    replace_text(file, json.dumps(config))
     assert "1 running" in site.call("cluster", "jobs")[1]
     started = site.start("cluster", "attach")
     wait_until(lambda: list(site.folder.glob("madlite_runs/*/run.log")) and "line 40" in site.log(), "output")
@@ -375,7 +375,7 @@ def test_a_context_that_is_switched_meanwhile_and_a_login_that_is_over_cost_no_r
     site.let_go()
     wait_until(lambda: all(pod.over.is_set() for pod in site.cluster.pods.values()), "the pod's end")
     config["users"][0]["user"]["token"] = site.cluster.token
-    file.write_text(json.dumps(config))
+    replace_text(file, json.dumps(config))
     out, _ = started.communicate(timeout=120)
     assert started.returncode == 0, out
     site.has_one_row()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 
-import kubernetes_validate
 import pytest
 import yaml
 from msgspec.structs import replace
@@ -18,6 +17,7 @@ from madlite.platforms.kubernetes.manifests import job_name, label_value, make_o
 from madlite.platforms.kubernetes.runtime import KubernetesRuntime
 from madlite.platforms.kubernetes.settings import read_settings
 from tests.factories import make_plan
+from tests.pods.schemas import validate
 from tests.rows import each_row
 
 EVERYTHING = {
@@ -87,10 +87,10 @@ def settings_of(**table: object) -> KubernetesSettings:
 
 
 def valid(documents: list[dict], versions: list[str] = VERSIONS[-1:]) -> None:
-    for one in documents:
-        if one["apiVersion"] in ("v1", "batch/v1"):
-            for version in versions:
-                kubernetes_validate.validate(one, version, strict=True)
+    for version in versions:
+        for one in documents:
+            if one["apiVersion"] in ("v1", "batch/v1"):
+                validate(one, version)
 
 
 @each_row("table", [{}, EVERYTHING])
@@ -232,9 +232,7 @@ def test_a_jobset_has_the_same_pods_and_a_master_by_its_own_names(tmp_path):
     objects = make_objects(plan_of(tmp_path), {}, settings_of(jobset=True))
     valid([one for one in objects.all() if one is not objects.job])
     inner = objects.job["spec"]["replicatedJobs"][0]["template"]["spec"]
-    kubernetes_validate.validate(
-        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": inner}, "1.37", strict=True
-    )
+    validate({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": inner})
     env = {one["name"]: one.get("value") for one in inner["template"]["spec"]["containers"][0]["env"]}
     name = objects.name
     assert env["MASTER_ADDR"] == f"{name}-run-0-0.{name}" and objects.job["spec"]["network"]["subdomain"] == name

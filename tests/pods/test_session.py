@@ -58,10 +58,14 @@ def test_actions_follow_each_other_and_each_has_its_own_output(cluster, runtime,
     assert_nothing_left(cluster)
 
 
-def test_nodes_have_their_rank_and_the_first_to_fail_is_named(cluster, runtime, plan):
-    script = (
-        'echo "$NODE_RANK of $NNODES at $MASTER_ADDR:$MASTER_PORT"; [ "$NODE_RANK" = 1 ] && exit 4; sleep 2; exit 5'
-    )
+def test_nodes_have_their_rank_and_the_first_to_fail_is_named(cluster, runtime, plan, tmp_path):
+    script = f"""
+echo "$NODE_RANK of $NNODES at $MASTER_ADDR:$MASTER_PORT"
+[ "$NODE_RANK" != 1 ] || {{ touch {tmp_path}/failing; exit 4; }}
+until [ -e {tmp_path}/failing ]; do sleep 0.05; done # however late the other one began
+sleep 2
+exit 5
+"""
     (ended,), (output,) = run(runtime, plan(script, nodes=2))
     assert (ended.code, ended.failed_node, ended.codes[1]) == (4, 1, 4)
     for node in (0, 1):

@@ -339,6 +339,8 @@ class SlurmSession(GatedSession):
 
     def _end_others(self) -> None:
         """End the action on the nodes that are left; who runs it waits for this, and goes on without one that stays."""
+        if self._gate.end_requested.is_set():  # who ends all nodes waits for the action, which would wait for this
+            return
         with self._gate.ending(self._grace_s):
             for wait_s in (
                 self.return_limit_s / 5,
