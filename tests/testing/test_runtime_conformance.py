@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,17 +47,21 @@ class TestGood(RuntimeConformance):
         ("killing", "stream", "a stop is INT to the action's process group"),
         ("forgiving", "exit", "a script's exit code is 3"),
         ("losing", "exit", "a part of the output is lost"),
-        ("deaf", "stop", "the run has not ended after 20 s"),
+        ("deaf", "stop", "the run has not ended after [0-9]+ s"),
         ("leaving", "leftovers", "a process of the run goes on"),
     ],
 )
 def test_a_flaw_is_told(tmp_path, name, test, what):
-    limit_s = {"late": 8.0, "deaf": 20.0}.get(name, 120.0)  # of these two the limit is what finds the flaw
-    kind = type("Broken", (RuntimeConformance,), {"runtime": ALL[name](), "limit_s": limit_s})
-    folder = tmp_path / "workspace"
-    folder.mkdir()
-    with pytest.raises(AssertionError, match=what):
-        getattr(kind(), f"test_{test}")(folder)
+    # of these two the limit is what finds the flaw, and a busy machine may need a longer one until the run has begun
+    for limit_s in {"late": (8.0, 60.0), "deaf": (20.0, 100.0)}.get(name, (240.0,)):
+        kind = type("Broken", (RuntimeConformance,), {"runtime": ALL[name](), "limit_s": limit_s})
+        folder = tmp_path / f"workspace{limit_s:g}"
+        folder.mkdir()
+        with pytest.raises(AssertionError) as told:
+            getattr(kind(), f"test_{test}")(folder)
+        if re.search(what, str(told.value)):
+            return
+    raise AssertionError(f"{what!r} was not told: {told.value}")
 
 
 def test_a_missing_member_is_told(tmp_path):
