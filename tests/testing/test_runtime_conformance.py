@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from madlite.machine.processes import FOLDER_MARK
 from madlite.testing import RuntimeConformance
+from tests import commands
 from tests.testing.flawed_runtimes import ALL
 
 pytestmark = pytest.mark.host
@@ -25,7 +28,7 @@ def installed(tmp_path, monkeypatch):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flawed-runtimes\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[madlite]\nflawed_runtimes = tests.testing.flawed_runtimes\n")
     monkeypatch.setenv("PYTHONPATH", f"{info.parent}{os.pathsep}{Path(__file__).parents[2]}")
-    yield
+    yield info.parent
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.environ().get(FOLDER_MARK, "").startswith(f"{tmp_path}/"):
@@ -37,7 +40,21 @@ class TestGood(RuntimeConformance):
     runtime = ALL["good"]()
 
 
-@pytest.mark.usefixtures("installed")
+@pytest.fixture
+def forked(installed, monkeypatch):
+    """Fork the kit's commands, which costs half of what their start does; the tests above start them."""
+    monkeypatch.delenv("PYTHONPATH")
+
+    def start(argv, cwd, **streams):
+        assert argv[1:3] == ["-m", "madlite"] and streams.pop("text") and streams == {"stdout": -1, "stderr": -2}
+        first = ("tests.testing.flawed_runtimes.install", str(installed))
+        return commands.start(argv[3:], cwd, os.environ, first=first)
+
+    others = {name: getattr(subprocess, name) for name in ("DEVNULL", "STDOUT", "TimeoutExpired", "run")}
+    monkeypatch.setattr("madlite.testing.runtimes.subprocess", SimpleNamespace(Popen=start, **others))
+
+
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("name", "test", "what"),
     [
