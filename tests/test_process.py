@@ -15,28 +15,42 @@ from tests.waiting import wait_until
 
 
 def test_output_and_exit_code():
-    done = capture(["bash", "-c", "echo out; echo err >&2; exit 3"], limit_s=10)
+    done = capture(["bash", "-c", "echo out; echo err >&2; exit 3"], limit_s=60)
     assert (done.stdout, done.stderr, done.code, done.ok) == ("out\n", "err\n", 3, False)
 
 
 def test_a_command_that_is_not_there_is_127():
-    done = capture(["/no/such/tool"], limit_s=1)
+    done = capture(["/no/such/tool"], limit_s=60)
     assert done.code == 127 and "No such file" in done.stderr
+
+
+def past_its_limit(script):
+    """Return what became of a script that says when it has started, which a busy machine may need more time for."""
+    for limit_s in (0.5, 5, 60):
+        done = capture(["bash", "-c", script], limit_s=limit_s)
+        if done.stdout:
+            break
+    assert done.timed_out and not done.ok and done.stdout == "started\n"
+    return done
+
+
+def gone(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.host
 def test_past_its_limit_a_command_and_its_children_are_gone(tmp_path):
-    script = f"sleep 300 & echo $! > {tmp_path}/child; echo started; wait"
-    done = capture(["bash", "-c", script], limit_s=0.5)
-    assert done.timed_out and not done.ok and done.stdout == "started\n"
+    past_its_limit(f"sleep 300 & echo $! > {tmp_path}/child; echo started; wait")
     child = int((tmp_path / "child").read_text())
-    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: gone(child))
 
 
 @pytest.mark.host
 def test_a_child_that_left_the_group_cannot_hold_us(tmp_path):
-    script = f"setsid sleep 20 & echo $! > {tmp_path}/child; sleep 20"
-    assert capture(["bash", "-c", script], limit_s=0.3).timed_out
+    past_its_limit(f"setsid sleep 300 & echo $! > {tmp_path}/child; echo started; sleep 300")
     os.kill(int((tmp_path / "child").read_text()), 9)
 
 
@@ -58,12 +72,12 @@ def test_an_interrupt_leaves_no_command_behind(monkeypatch):
     monkeypatch.setattr(process.subprocess, "Popen", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         capture(["sleep", "300"], limit_s=60)
-    assert started[0].wait(10) == -9
+    assert started[0].wait(60) == -9
     assert not kill_group(started[0].pid, 9)  # nothing of it is left
 
 
 def test_noise_is_text_all_the_same():
-    assert capture(["printf", "\\377\\000x"], limit_s=5).stdout.endswith("x")
+    assert capture(["printf", "\\377\\000x"], limit_s=60).stdout.endswith("x")
 
 
 def _forever() -> int:

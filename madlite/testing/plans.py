@@ -73,7 +73,8 @@ def parsed(path: str, data: bytes) -> object:
     if suffix in (".yaml", ".yml"):
         import yaml
 
-        return list(yaml.safe_load_all(text))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as quick, where libyaml is
+        return list(yaml.load_all(text, loader))
     return text
 
 

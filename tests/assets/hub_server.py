@@ -241,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
         if held_at is not None and len(data) > held_at:
             self._put(data[:held_at])
             hub.held.set()
-            hub.hold.wait(60)
+            hub.hold.wait(240)
             data = data[held_at:]
         elif hub.cut_after is not None and len(data) > hub.cut_after:
             self._put(data[: hub.cut_after])

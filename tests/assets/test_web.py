@@ -138,7 +138,7 @@ def test_two_at_a_time_fetch_it_once(hub, asset, tmp_path):
     threads = [threading.Thread(target=fetch, args=(asset, tmp_path, said.append)) for _ in range(2)]
     for thread in threads:
         thread.start()
-    hub.held.wait(30)
+    assert hub.held.wait(240)
     while not said:
         threads[0].join(0.01)
         assert any(thread.is_alive() for thread in threads)
@@ -153,7 +153,7 @@ def test_who_waits_for_another_leaves_where_it_is_ended(hub, asset, tmp_path):
     hub.hold_after = 1000
     first = threading.Thread(target=fetch, args=(asset, tmp_path))
     first.start()
-    hub.held.wait(30)
+    assert hub.held.wait(240)
     stop = threading.Event()
     with pytest.raises(Stopped):
         fetch(asset, tmp_path, stop=stop, say=lambda text: stop.set())

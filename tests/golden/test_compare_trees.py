@@ -19,7 +19,7 @@ NO_CODE = shutil.ignore_patterns("__pycache__")
 
 def compared(*words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "scripts/compare_trees.py"), *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, capture_output=True, text=True, timeout=800)
 
 
 @pytest.fixture
@@ -34,6 +34,7 @@ def copy(tmp_path: Path) -> Path:
     return tree
 
 
+@pytest.mark.timeout(900)
 def test_a_copy_is_the_same_until_a_key_of_the_record_changes(copy: Path, tmp_path: Path) -> None:
     done = compared(ROOT, copy, "--only", "record", "--out", tmp_path / "texts")
     assert done.returncode == 0 and done.stdout.startswith("record: same, "), done.stdout + done.stderr

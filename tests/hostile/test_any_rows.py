@@ -8,7 +8,7 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from madlite.perfcsv.append import append_rows
@@ -55,7 +55,7 @@ def wanted(cells: dict[str, str]) -> dict[str, str]:
 @given(
     st.lists(st.lists(ROW, max_size=3), max_size=5), st.sampled_from(["", "\n", "model,status,performance,metric\r\n"])
 )
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25))
 def test_any_appends_read_back_equal(tmp_path_factory, batches: list[list[dict[str, str]]], before: str) -> None:
     path = tmp_path_factory.mktemp("any") / "perf.csv"
     if before:
@@ -91,7 +91,7 @@ def written_elsewhere(draw: st.DrawFn) -> tuple[bytes, list[list[str]]]:
 
 
 @given(written_elsewhere(), st.lists(st.lists(ROW, min_size=1, max_size=2), min_size=1, max_size=3))
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40))
 def test_what_another_program_wrote_stays_field_by_field_and_rows_follow(
     tmp_path_factory, elsewhere: tuple[bytes, list[list[str]]], batches: list[list[dict[str, str]]]
 ) -> None:
@@ -118,7 +118,7 @@ def append_all(path: str, mine: list[dict[str, str]]) -> None:
 
 @pytest.mark.host
 @given(st.lists(st.lists(ROW, min_size=1, max_size=4), min_size=2, max_size=4))
-@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8))
 def test_appends_of_several_processes_read_back_equal(tmp_path_factory, batches: list[list[dict[str, str]]]) -> None:
     path = tmp_path_factory.mktemp("many") / "perf.csv"
     context = multiprocessing.get_context("fork")
@@ -126,7 +126,7 @@ def test_appends_of_several_processes_read_back_equal(tmp_path_factory, batches:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(240)
         assert worker.exitcode == 0
     found = sorted(repr(sorted((name, text) for name, text in row.items() if text)) for row in read(path))
     assert found == sorted(repr(sorted(wanted(cells).items())) for batch in batches for cells in batch)

@@ -22,7 +22,7 @@ from tests.factories import make_plan
 from tests.rows import each_row
 
 LIMIT_S = 3.0  # of this process's time for one pattern and one line; those that are well take 0.01
-QUICK_S = 0.4  # of one pattern and half such a line of what it looks for; the slowest takes 0.08 on a busy machine
+QUICK_S = 0.1  # of one pattern and a quarter of such a line of what it looks for; the slowest takes a third of it
 
 
 def long_lines(pattern: str) -> Iterator[str]:
@@ -77,8 +77,8 @@ def repeated(pattern: str) -> set[str]:
 def test_no_failure_rule_begins_again_and_again_in_what_it_looks_for(rule: FailureRule) -> None:
     pattern = re.compile(rule.pattern)
     for text in ("a:", "x://b:c", "http://h:80/x,", *sorted(repeated(rule.pattern))):
-        line = (text * (LONGEST // 2 // len(text) + 1))[: LONGEST // 2]
-        assert took_s(lambda: pattern.search(line)) < QUICK_S, text  # noqa: B023 - called at once
+        line = (text * (LONGEST // 4 // len(text) + 1))[: LONGEST // 4]
+        assert is_done_in(QUICK_S, lambda: pattern.search(line)), text  # noqa: B023 - called at once
 
 
 @pytest.mark.host
@@ -87,10 +87,10 @@ def test_no_pattern_of_a_format_begins_again_and_again_in_what_it_looks_for(back
     form = backend.format
     texts = {text for pattern in (*form.step, *form.marks, *form.end, *form.failed) for text in repeated(pattern)}
     for text in ("1.", "1 ", "9.9", " 1ms", *sorted(texts)):
-        line = (text * (LONGEST // 2 // len(text) + 1))[: LONGEST // 2]
+        line = (text * (LONGEST // 4 // len(text) + 1))[: LONGEST // 4]
         reader = backend.reader(None)
-        assert took_s(lambda: backend.detect([line])) < QUICK_S, text  # noqa: B023 - called at once
-        assert took_s(lambda: reader.feed(Line(text=line))) < LIMIT_S, text  # noqa: B023
+        assert is_done_in(QUICK_S, lambda: backend.detect([line])), text  # noqa: B023 - called at once
+        assert is_done_in(LIMIT_S / 4, lambda: reader.feed(Line(text=line))), text  # noqa: B023
 
 
 def took_s(*calls: Callable[[], object]) -> float:
@@ -100,15 +100,20 @@ def took_s(*calls: Callable[[], object]) -> float:
     return time.process_time() - begun_s
 
 
+def is_done_in(limit_s: float, call: Callable[[], object]) -> bool:
+    """Say whether a call takes less, at one of three times: other threads and memory that is freed count, too."""
+    return any(took_s(call) < limit_s for _ in range(3))
+
+
 @pytest.mark.host
 def test_no_failure_rule_is_slow_on_a_long_line() -> None:
-    """Of half of the longest line, on which what takes its length squared takes a quarter of the time."""
+    """Of a quarter of the longest line, on which what takes its length squared takes a sixteenth of the time."""
     slow = []
     for rule in RULES:
         pattern = re.compile(rule.pattern)
         for whole in (*(text * (LONGEST // len(text)) for text in PLAIN), *long_lines(rule.pattern)):
-            line = whole[: LONGEST // 2]
-            if took_s(lambda: pattern.search(line)) > LIMIT_S / 4:  # noqa: B023 - called at once
+            line = whole[: LONGEST // 4]
+            if not is_done_in(LIMIT_S / 16, lambda: pattern.search(line)):  # noqa: B023 - called at once
                 slow.append((rule.pattern, line[:30]))
                 break
     assert slow == []

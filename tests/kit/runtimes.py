@@ -140,7 +140,7 @@ def check_exits(bench: Bench, folder: Path) -> Iterator[Defect]:
 
 def _first_to_fail(bench: Bench, session: Session) -> Iterator[Defect]:
     last = bench.nodes - 1
-    ran = bench.run(session, f'[ "$NODE_RANK" = {last} ] && exit 4; sleep 5; exit 5')
+    ran = bench.run(session, f'[ "$NODE_RANK" = {last} ] && exit 4; sleep 20; exit 5')
     ended = ran.exit
     if ended is None or len(ended.codes) != bench.nodes or ended.codes[last] != 4:
         yield "run on several nodes", str(ran), f"codes has {bench.nodes}, the last of them 4"
@@ -395,7 +395,7 @@ def check_probe(bench: Bench, folder: Path) -> Iterator[Defect]:
 
 
 def _probed(bench: Bench, session: Session, node: int, ran: Ran) -> Iterator[Defect]:
-    def probe(script: str, limit_s: float = 10.0) -> Completed:
+    def probe(script: str, limit_s: float = bench.limit_s / 2) -> Completed:
         work = partial(session.probe, ("sh", "-c", script), node, limit_s)
         return bench.within("probe", work, limit_s + bench.limit_s / 2)
 
@@ -406,7 +406,10 @@ def _probed(bench: Bench, session: Session, node: int, ran: Ran) -> Iterator[Def
     if b"ready" not in completed.stdout:
         what = "it does not see the action's processes by the numbers that they have of themselves"
         yield where, what, "run it where the action runs, or set sees_processes=False"
-    late = probe("echo begun; sleep 600", 1.0)
+    for limit_s in (1.0, 5.0, bench.limit_s):  # a busy machine may take longer than a second until it has begun
+        late = probe("echo begun; sleep 600", limit_s)
+        if late.stdout:
+            break
     if late.code is not None or b"begun" not in late.stdout:
         yield where, f"past its limit it answered {late!r}", "code None, and the output up to there"
     much = probe(f"head -c {3 * PROBE_BYTES} /dev/zero")

@@ -264,8 +264,11 @@ def workspace(tmp_path):
     ],
 )
 def test_a_flaw_is_told(check, told, runtime, workspace):
-    limit_s = 6.0 if told in FOUND_BY_THE_LIMIT else 30.0  # which a busy machine needs for what is not the flaw
-    flaws = [str(flaw) for flaw in check_runtime(runtime, only=[check], limit_s=limit_s, workspace=workspace)]
+    # where the limit is what finds the flaw, a busy machine may need a longer one for all else
+    for limit_s in (6.0, 30.0) if told in FOUND_BY_THE_LIMIT else (60.0,):
+        flaws = [str(flaw) for flaw in check_runtime(runtime, only=[check], limit_s=limit_s, workspace=workspace)]
+        if any(told in flaw for flaw in flaws):
+            break
     assert any(told in flaw for flaw in flaws), flaws
     assert all(flaw.endswith(")") for flaw in flaws), "each says what to do"
 

@@ -27,6 +27,7 @@ from tests.measure.test_diagnosis import (
 from tests.measure.training_logs import parsed
 from tests.monitors import monitored
 from tests.rows import each_row
+from tests.tiers import ALL
 
 DATA = LOGS.parent
 
@@ -198,12 +199,13 @@ LABELLED = [*HARMLESS, *((f"[rank1]:{words}", pattern) for words, pattern in HAR
 
 
 @pytest.mark.host
-@each_row("words", [words for words, _ in LABELLED], ids=lambda text: text[:50])
+@each_row(("n", "words"), enumerate(words for words, _ in LABELLED))
 @each_row(("log", "mark"), [(TITAN, r"step:.*loss"), (TRAINER, r"^{'loss'")], ids=["titan", "trainer"])
-def test_a_training_that_went_well_stays_one_whatever_its_log_says(words, log, mark, tmp_path):
+def test_a_training_that_went_well_stays_one_whatever_its_log_says(n, words, log, mark, tmp_path):
     text = log.read_text().splitlines(keepends=True)
-    last = max(n for n, line in enumerate(text) if re.search(mark, line))
-    for place in (3, last, last + 1, len(text)):
+    last = max(at for at, line in enumerate(text) if re.search(mark, line))
+    places = (3, last, last + 1, len(text))
+    for place in places if ALL else (places[n % 4],):
         path = tmp_path / "x.log"
         path.write_text("".join([*text[:place], f"{words}\n", *text[place:]]))
         found = read(path)

@@ -8,6 +8,7 @@ from madlite.measure.monitor import LogMonitor
 from madlite.measure.steps import NodeSpeeds, Steps, node_uses, slow_findings, steady_window, with_slow
 from madlite.model import Line, NodeUse, Quantity, Step
 from tests.rows import each_row
+from tests.tiers import examples
 
 SPEED, TIME = Quantity.TOKENS_PER_S_PER_GPU, Quantity.STEP_TIME_S
 
@@ -53,10 +54,10 @@ def test_of_a_time_more_is_slow_and_few_or_scattered_steps_name_nobody():
 
 
 def test_ordinary_noise_raises_no_alarm_and_a_slow_node_does():
-    """Of 400 runs of up to 64 nodes, whose speeds differ by 3 % and steps by 10 %."""
-    random_of = random.Random(7)
+    """Of runs of up to 64 nodes, whose speeds differ by 3 % and steps by 10 %."""
+    random_of, runs = random.Random(7), examples(400)
     false, found = 0, 0
-    for _ in range(400):
+    for _ in range(runs):
         count = random_of.choice([2, 3, 4, 8, 16, 64])
         real = [random_of.gauss(1000, 30) for _ in range(count)]
         bad = random_of.randrange(count)
@@ -73,8 +74,8 @@ def test_ordinary_noise_raises_no_alarm_and_a_slow_node_does():
             named = {one.node for one in nodes if one.slow}
             false += bool(named - {bad}) if late else bool(named)
             found += late and bad in named
-    assert false <= 4
-    assert found >= 380
+    assert false <= 0.01 * runs
+    assert found >= 0.95 * runs
 
 
 class _Reader:

@@ -14,6 +14,7 @@ from madlite.errors import RecordError
 from madlite.perfcsv.append import append_rows, check_appendable, make_folder
 from madlite.perfcsv.rows import plain
 from tests.rows import each_row
+from tests.tiers import examples
 
 from .reading import SMALL, models, records, row, table
 
@@ -33,7 +34,7 @@ def test_64_writers_at_once_some_widening_lose_nothing(perf: Path) -> None:
 
     def write(n: int) -> None:
         start.wait()
-        for turn in range(3):
+        for turn in range(2):
             extra = {f"column{n}": str(turn)} if n % 8 == 0 and turn == 1 else {}
             append_rows(perf, [row(model=f"{n}.{turn}", args='"a",\nb', **extra)])
 
@@ -44,7 +45,7 @@ def test_64_writers_at_once_some_widening_lose_nothing(perf: Path) -> None:
         writer.join()
     assert [writer.exitcode for writer in writers] == [0] * 64
     got = table(perf)
-    assert sorted(cells["model"] for cells in got) == sorted(f"{n}.{turn}" for n in range(64) for turn in range(3))
+    assert sorted(cells["model"] for cells in got) == sorted(f"{n}.{turn}" for n in range(64) for turn in range(2))
     assert all(cells[f"column{cells['model'][:-2]}"] == "1" for cells in got if cells["model"] in _widening())
     assert {cells["args"] for cells in got} == {plain('"a",\nb')}
     assert os.listdir(perf.parent) == ["perf.csv"]
@@ -57,7 +58,7 @@ def _widening() -> set[str]:
 def test_kill_at_any_moment_leaves_a_file_that_parses_with_all_earlier_rows(perf: Path) -> None:
     moments = Random(7)
     done: set[str] = set()
-    for turn in range(15):
+    for turn in range(examples(30)):
         done |= _killed_at_work(perf, turn, moments)
         assert {cells[0] for cells in records(perf)} >= done
         append_rows(perf, [row(model=f"after{turn}", args=LONG)])

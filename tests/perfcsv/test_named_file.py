@@ -123,7 +123,7 @@ def test_a_pipe_stays_a_pipe_and_its_reader_gets_all(tmp_path):
     reading.start()
     write_named(pipe, text)
     os.close(both_ends)
-    reading.join(20)
+    reading.join(240)
     assert got == [text] and pipe.is_fifo() and names(tmp_path) == ["pipe"]
 
 

@@ -43,7 +43,7 @@ def tabled(workspace: Path) -> list[str]:
 def in_a_process(function: Callable[..., None], *args: Any) -> int | None:
     process = FORK.Process(target=function, args=args)
     process.start()
-    process.join(60)
+    process.join(240)
     return process.exitcode
 
 
@@ -174,7 +174,7 @@ def test_processes_at_once_lose_nothing_and_mix_nothing(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(100)
+        process.join(240)
     assert [process.exitcode for process in processes] == [0] * WRITERS
     expected = {
         f"w{writer}n{n}{label}"

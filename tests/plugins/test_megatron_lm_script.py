@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import msgspec
@@ -19,6 +18,7 @@ from madlite_plugins.megatron_lm import madlite_failure_rules
 from madlite_plugins.megatron_lm.backend import MegatronLM
 from tests.plugins.megatron_lm_tree import TRAIN, Tree, plan_of
 from tests.rows import each_row
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
 
@@ -39,14 +39,6 @@ def log(steps, of=50):
 @pytest.fixture
 def tree(tmp_path):
     return Tree(tmp_path)
-
-
-def wait_for(file: Path) -> None:
-    for _ in range(3000):
-        if file.exists() and file.read_text():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{file} was not written")
 
 
 def verdict(plan, done) -> Verdict:
@@ -177,10 +169,11 @@ def test_a_run_that_is_stopped_leaves_no_log_of_the_script(tree, tmp_path):
         assert started.stdout is not None
         while "HF_TOKEN=" not in (line := started.stdout.readline()):
             assert line, "the script did not start"
-        wait_for(tree.stub / "there")
+        there = tree.stub / "there"
+        wait_until(lambda: there.exists() and there.read_text(), "the training")
     finally:
         os.killpg(started.pid, signal.SIGTERM)
-        code = started.wait(30)
+        code = started.wait(240)
     logs = Path(tree.told("there"))
     assert code != 0 and not logs.exists() and " " not in str(logs)
     assert files_with(b"hf_secret", tree.run_folder) == []

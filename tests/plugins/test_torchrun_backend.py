@@ -462,7 +462,17 @@ def test_a_group_that_is_never_a_number_is_named(tmp_path):
     assert any("memory_used_gib" in text and "held 'few', which is no number" in text for text in verdict.findings)
 
 
+@pytest.fixture
+def without_torch(tmp_path_factory, monkeypatch):
+    """Have scripts run by a Python that finds no torch: one rank needs no torchrun then, which takes seconds."""
+    python = tmp_path_factory.mktemp("bin") / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("MADLITE_PYTHON", str(python))
+
+
 @pytest.mark.host
+@pytest.mark.usefixtures("without_torch")
 def test_the_log_of_a_run_is_parsed_by_the_expression_of_its_plan(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     lines = "for n in range(20): print(f'step {n} loss 2.5 tps {100 + n}')"
@@ -482,6 +492,7 @@ def test_the_log_of_a_run_is_parsed_by_the_expression_of_its_plan(tmp_path, monk
 
 
 @pytest.mark.host
+@pytest.mark.usefixtures("without_torch")
 def test_what_a_wrong_pattern_lets_by_is_the_hint_of_the_run(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("for n in range(20): print(f'Step: {n} | Loss: 2.5 | 100 tok/s')")

@@ -266,11 +266,11 @@ def left(tmp_path: Path) -> tuple[bool, bool]:
 @each_row("ranks", [1, 2])
 @each_row(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_to_the_group_leaves_neither_weights_nor_checkpoints_and_its_own_code(tmp_path, ranks, number, code):
-    with started(tmp_path, "exec sleep 60", cpu_ranks=ranks) as run:
+    with started(tmp_path, "exec sleep 600", cpu_ranks=ranks) as run:
         assert run.stdout is not None and "training\n" in iter(run.stdout.readline, "")
         assert left(tmp_path) == (True, True)
         os.killpg(run.pid, number)
-        assert run.wait(20) == code
+        assert run.wait(240) == code
     assert left(tmp_path) == (False, False)
 
 
@@ -279,7 +279,7 @@ def test_a_signal_to_the_group_leaves_neither_weights_nor_checkpoints_and_its_ow
 @each_row(("trains", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137)])
 def test_what_is_saved_goes_however_the_training_ends_and_its_code_stays(tmp_path, ranks, trains, code):
     with started(tmp_path, trains, cpu_ranks=ranks) as run:
-        assert run.wait(20) == code
+        assert run.wait(240) == code
     assert left(tmp_path) == (False, False)
 
 
@@ -287,7 +287,7 @@ def test_what_is_saved_goes_however_the_training_ends_and_its_code_stays(tmp_pat
 @each_row("ranks", [1, 2])
 def test_what_is_saved_stays_where_it_is_asked_for(tmp_path, ranks):
     with started(tmp_path, "exit 7", cpu_ranks=ranks, keep_checkpoint=True) as run:
-        assert run.wait(20) == 7
+        assert run.wait(240) == 7
     assert left(tmp_path) == (True, True)
 
 

@@ -29,10 +29,19 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
+# a busy machine may need longer than half a minute to import a tracker, and what it has not taken by then is lost
+PATIENT = """
+from madlite.cli.main import entry
+from madlite_plugins import tracking
+tracking._END_LIMIT_S = 240.0
+entry()
+"""
+
+
 def madlite(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a process of its own: trackers keep states of a process."""
     environ = {**os.environ, **variables}
-    done = subprocess.run([sys.executable, "-m", "madlite", *words], env=environ, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", PATIENT, *words], env=environ, capture_output=True, text=True)
     assert "Traceback" not in done.stderr and "internal error" not in done.stderr, done.stderr
     return done
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from contextlib import contextmanager
 
 from msgspec.structs import replace
@@ -115,6 +116,11 @@ class Leaving(Flawed):
 
 
 ALL = {kind.name: kind for kind in (Flawed, Unusable, Bare, Late, Killing, Forgiving, Losing, Deaf, Leaving)}
+
+
+def install(site):
+    """Have this plugin installed for the command that this process becomes (`first` of tests/commands.py)."""
+    sys.path.append(site)
 
 
 @hookimpl

@@ -28,10 +28,10 @@ def work(seconds):
     ids=["a loop", "a regular expression"],
 )
 def test_what_takes_too_long_is_interrupted(call, what):
-    begun_s = time.monotonic()
+    begun_s = time.thread_time()
     with pytest.raises(TimeoutError, match=what), limited(0.05):
         call()
-    assert time.monotonic() - begun_s < 20
+    assert time.thread_time() - begun_s < 20
 
 
 def test_work_that_a_busy_machine_holds_up_is_not_interrupted():

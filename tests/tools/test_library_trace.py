@@ -90,7 +90,7 @@ def test_a_command_whose_output_nobody_reads_ends_as_it_would_alone(tmp_path):
     ) as process:
         assert process.stdout is not None and process.stdout.read(4) == b"y\ny\n"
         process.stdout.close()
-        assert process.wait(20) == 128 + signal.SIGPIPE
+        assert process.wait(240) == 128 + signal.SIGPIPE
 
 
 def test_what_a_command_leaves_in_the_background_is_not_waited_for(traced, tmp_path):
@@ -143,7 +143,7 @@ def test_a_signal_to_the_tracer_alone_reaches_the_command(noting, number):
     noting.send_signal(number)
     assert noting.stdout.readline() == f"{number.name}\n"
     noting.terminate()
-    assert noting.stdout.readline() == f"{number.name} end\n" and noting.wait(20) == 5
+    assert noting.stdout.readline() == f"{number.name} end\n" and noting.wait(240) == 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
@@ -153,12 +153,12 @@ def test_a_signal_to_the_group_reaches_the_command_once(noting, number):
     assert noting.stdout.readline() == f"{number.name}\n"
     noting.send_signal(signal.SIGTERM)  # the highest number: passed on, and handled, after what came before
     noting.send_signal(signal.SIGCONT)
-    assert noting.stdout.readline() == f"{number.name} end\n" and noting.wait(20) == 5
+    assert noting.stdout.readline() == f"{number.name} end\n" and noting.wait(240) == 5
 
 
 def test_nothing_is_left_running_when_the_group_is_killed(noting):
     os.killpg(noting.pid, signal.SIGKILL)
-    noting.wait(20)
+    noting.wait(240)
     assert noting.stdout.read() == ""  # every process that held it is gone
 
 
