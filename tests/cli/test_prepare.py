@@ -270,7 +270,7 @@ def test_cut_off_in_the_middle_of_a_file_it_has_what_came_before_and_fetches_tha
     hub.hold_after = 1_200_000
     running = start()
     try:
-        assert hub.held.wait(60)
+        assert hub.held.wait(240)
         running.send_signal(number)
         out, _ = running.communicate(timeout=240)
     finally:
@@ -295,7 +295,7 @@ def test_cut_off_in_the_middle_of_a_file_it_has_what_came_before_and_fetches_tha
 def test_two_at_the_same_time_fetch_everything_once(home, hub, token):
     hub.hold_after = 500_000
     running = [start() for _ in range(2)]
-    assert hub.held.wait(60)
+    assert hub.held.wait(240)
     hub.hold_after = None
     hub.hold.set()
     for one in running:
