@@ -20,7 +20,7 @@ from tests.perfcsv.golden import make_run, number
 from tests.rows import each_row
 from tests.waiting import wait_until
 
-COUNT, PART = 320, 40
+COUNT, PART = 160, 20
 
 
 def passed_bytes() -> int:
