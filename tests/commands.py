@@ -28,6 +28,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+from tests import compiled_templates
+
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 240.0
 # MADLITE_TRACK is read by plugins when they are imported
@@ -214,7 +216,7 @@ def _server() -> socket.socket:
     """Return the way to this process's server, which ends with it."""
     ours, theirs = socket.socketpair()
     with theirs:
-        argv = [sys.executable, "-m", "tests.commands", str(theirs.fileno())]
+        argv = [sys.executable, "-m", "tests.commands", str(theirs.fileno()), compiled_templates.folder]
         subprocess.Popen(argv, cwd=ROOT, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True)
     return ours
 
@@ -326,6 +328,8 @@ def import_all() -> None:
 def _main() -> None:
     import gc
 
+    if sys.argv[2]:
+        compiled_templates.keep_in(Path(sys.argv[2]))
     import_all()
     os.fsync = lambda fd: None  # as in the tests' own process: bytes are left to the system's own time
     gc.freeze()

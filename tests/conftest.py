@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from madlite.store.gpu_leases import VARIABLE as LEASES
+from tests import compiled_templates
 from tests.commands import find_plugins_once
 from tests.engine_fixture import OF_THE_RUN, base_image, begin_run, docker_environ, end_run, engine, small_image
 from tests.slurm_fixture import allocation, end_shared_cluster, own_slurm, preempting_slurm, slurm
@@ -65,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
         begin_run()
     # pretended GPUs are the same ones in every test: another worker's are not to be waited for
     os.environ[LEASES] = f"{os.environ[OF_THE_RUN]}/leases-{os.getpid()}"
+    compiled_templates.keep_in(Path(os.environ[OF_THE_RUN], "templates"))
 
 
 def _find_python_at_once() -> None:

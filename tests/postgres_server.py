@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.engine_fixture import give_up
 
 USER, PASSWORD = "bench", "p4ss w@rd/:x"
+_TRIES = 5
 
 
 class Postgres:
@@ -22,24 +23,36 @@ class Postgres:
 
     def __init__(self, home: Path, programs: Path, as_user: dict[str, object]) -> None:
         self.home, self._programs, self._as_user = home, programs, as_user
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = 0
 
     @property
     def url(self) -> str:
         return f"postgresql://{USER}@127.0.0.1:{self.port}/postgres"
 
-    def command(self, *words: str) -> None:
-        done = subprocess.run(
-            [self._programs / words[0], *words[1:]], cwd=self.home, capture_output=True, text=True, **self._as_user
-        )
-        assert done.returncode == 0, done.stderr
+    def command(self, *words: str) -> str:
+        """Run a program of PostgreSQL's; return what it complains of, "" where it succeeds."""
+        argv = [self._programs / words[0], *words[1:]]
+        env = {**os.environ, "PGCTLTIMEOUT": "240"}
+        done = subprocess.run(argv, cwd=self.home, env=env, capture_output=True, text=True, **self._as_user)
+        return f"{done.stdout}{done.stderr}" if done.returncode else ""
 
-    def control(self, action: str) -> None:
+    def start(self) -> None:
+        """Start it on a port that was free a moment before; where somebody else took that, on another one."""
+        for _ in range(_TRIES):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                self.port = free.getsockname()[1]
+            if not (problem := self._control("start")):
+                return
+        raise AssertionError(problem + (self.home / "log").read_text())
+
+    def stop(self) -> None:
+        self._control("stop")
+
+    def _control(self, action: str) -> str:
         options = f"-c listen_addresses=127.0.0.1 -p {self.port} -k {self.home} -c fsync=off"
         words = ("-D", f"{self.home}/data", "-w", "-l", f"{self.home}/log", "-o", options, "-m", "immediate")
-        self.command("pg_ctl", *words, action)
+        return self.command("pg_ctl", *words, action)
 
     def query(self, text: str) -> list[tuple]:
         import psycopg
@@ -67,11 +80,12 @@ def postgres_server() -> Iterator[Postgres]:
         secret = home / "secret"
         secret.write_text(PASSWORD)
         auth = ("--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={secret}", "-U", USER, "-N")
-        server.command("initdb", "-D", f"{home}/data", "-E", "UTF8", "--locale=C.UTF-8", *auth)
-        server.control("start")
+        problem = server.command("initdb", "-D", f"{home}/data", "-E", "UTF8", "--locale=C.UTF-8", *auth)
+        assert not problem, problem
+        server.start()
         try:
             yield server
         finally:
-            server.control("stop")
+            server.stop()
     finally:
         shutil.rmtree(home, ignore_errors=True)

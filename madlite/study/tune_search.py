@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from statistics import fmean
 from typing import Literal
 
@@ -305,20 +305,22 @@ def _has_failing_value(seen: Seen, group: Group) -> bool:
 
 def _of_group(seen: Seen, group: Group, speed: SpeedModel) -> Iterator[tuple[Point, float]]:
     """Yield the points of a group with their optimistic throughput, the smallest micro batch first."""
-    if not seen.space.default.batch:
-        point = Point(batch=0, group=group)
-        yield point, speed.optimistic(point)
-        return
     falls = _where_it_falls(seen.batches.get(group, {}))
     if falls is None:
-        offered = filter(seen.space.offers, range(1, MOST_BATCH + 1))
-        points = (Point(batch=batch, group=group) for batch in offered)
-        yield from ((point, speed.optimistic(point)) for point in points)
+        offered = _offered(seen.space.most, seen.space.global_batch) if seen.space.default.batch else (0,)
+        for point in (Point(batch=batch, group=group) for batch in offered):
+            yield point, speed.optimistic(point)
         return
     low, top, high = falls
     hope = seen.batches[group][top] * (1 + 1.5 * GAIN)
     for batch in filter(seen.space.offers, sorted({(low + top) // 2, (top + high) // 2} - {low, top, high})):
         yield Point(batch=batch, group=group), hope
+
+
+@cache  # of every group before each run
+def _offered(most: int, global_batch: int) -> tuple[int, ...]:
+    space = Space(default=Point(batch=1), most=most, global_batch=global_batch)
+    return tuple(filter(space.offers, range(1, MOST_BATCH + 1)))
 
 
 def _where_it_falls(found: dict[int, float]) -> tuple[int, int, int] | None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,11 +15,12 @@ from madlite.run.result_writer import SideFiles
 from madlite.store.folder import RECORD, RunStart
 from tests.batch.nothing import batch_of
 from tests.csv_rows import csv_rows, perf_rows
+from tests.forked import kill_this_process, run_killed
 from tests.perfcsv.golden import make_run, number
 from tests.rows import each_row
 from tests.waiting import wait_until
 
-COUNT, PART = 320, 40
+COUNT, PART = 160, 20
 
 
 def passed_bytes() -> int:
@@ -60,28 +59,18 @@ def test_a_list_that_is_not_there_or_is_of_the_future_is_written_at_once(tmp_pat
     assert side_files.due_in_s(tmp_path) == 0
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from madlite.perfcsv import side_files
-from madlite.perfcsv.side_files import make_entries
-from madlite.perfcsv.side_files import write_waiting
-from madlite.run.result_writer import SideFiles
-from tests.batch.nothing import batch_of
-side_files._EVERY_S = 1e9
-ended = []
-def count():
-    ended.append(1)
-    if len(ended) == 4:
-        os.kill(os.getpid(), signal.SIGKILL)
-batch_of(Path(sys.argv[1]), 6, count).run()
-"""
-
-
 @pytest.mark.host
-def test_entries_that_wait_when_madlite_is_killed_are_written_by_the_next_command(tmp_path):
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[2], timeout=60)
-    assert done.returncode == -signal.SIGKILL
+def test_entries_that_wait_when_madlite_is_killed_are_written_by_the_next_command(tmp_path, monkeypatch):
+    ended: list[int] = []
+
+    def count() -> None:
+        ended.append(1)
+        if len(ended) == 4:
+            kill_this_process()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(side_files, "_EVERY_S", 1e9)
+        run_killed(lambda: batch_of(tmp_path, 6, count).run())
     names = [f"c{n:05d}" for n in range(4)]
     assert [row["model"] for row in perf_rows(tmp_path)] == names
     assert len(json.loads((tmp_path / "perf_super.json").read_text())) == 1
@@ -91,16 +80,27 @@ def test_entries_that_wait_when_madlite_is_killed_are_written_by_the_next_comman
         assert [row["model"] for row in csv_rows(tmp_path / "perf_super.csv")] == names
 
 
-@pytest.mark.host
-def test_what_waits_is_written_while_the_other_runs_go_on(tmp_path, monkeypatch):
-    """A batch of long runs may have two that end together."""
-    monkeypatch.setattr(side_files, "_EVERY_S", 3.0)  # longer than a write takes on a busy machine
+def two_end_together(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, left_s: float
+) -> tuple[SideFiles, Callable[[], list[str]]]:
+    """Have two runs end, after the first of which the list is left alone so long; return what is in the list, too."""
+    folder.mkdir()
     writer = SideFiles(pytest.fail)
-    for name in ("one", "two"):
-        plan, result = make_run(tmp_path, name, metrics=(number("5"),))
-        assert writer.add(tmp_path, make_entries(plan, result, RunStart())) == ()
-    listed = tmp_path / "perf_super.json"
-    assert len(json.loads(listed.read_text())) == 1
-    wait_until(lambda: len(json.loads(listed.read_text())) == 2)
+    for name, due_s in (("one", 0.0), ("two", left_s)):
+        monkeypatch.setattr("madlite.run.result_writer.due_in_s", lambda folder, due_s=due_s: due_s)
+        plan, result = make_run(folder, name, metrics=(number("5"),))
+        assert writer.add(folder, make_entries(plan, result, RunStart())) == ()
+    return writer, lambda: [one["model"] for one in json.loads((folder / "perf_super.json").read_text())]
+
+
+@pytest.mark.host
+def test_what_waits_is_written_while_the_other_runs_go_on_or_at_the_end(tmp_path, monkeypatch):
+    """A batch of long runs may have two that end together."""
+    writer, listed = two_end_together(tmp_path / "later", monkeypatch, 3600.0)
+    assert listed() == ["one"]
     writer.close()
-    assert [one["model"] for one in json.loads(listed.read_text())] == ["one", "two"]
+    assert listed() == ["one", "two"]
+    writer, listed = two_end_together(tmp_path / "soon", monkeypatch, 0.01)
+    wait_until(lambda: listed() == ["one", "two"])
+    writer.close()
+    assert listed() == ["one", "two"]

@@ -21,12 +21,14 @@ from madlite.platforms.docker import runtime as docker_runtime
 from madlite.store.folder import FOLDER_LABEL, LOCK, PLAN, RUN_LABEL
 from tests.factories import id_of, note_made
 from tests.rows import each_row
+from tests.run.marked import start_marked
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 NOBODY = 65534
-GRACE_S = 20.0
+GRACE_S = 60.0
+END_S = 60.0  # a process that a signal ends needs no time but for its turn
 Start = Callable[..., subprocess.Popen[bytes]]
 
 
@@ -45,7 +47,7 @@ def start(folder):
         marks = {RUN_MARK: folder.name, FOLDER_MARK: str(folder), **options.pop("marks", {})}
         command = argv or ("sleep", "300")
         env = {"PATH": os.environ["PATH"], **marks}
-        started.append(subprocess.Popen(command, env=env, start_new_session=True, stdout=subprocess.PIPE, **options))
+        started.append(start_marked(command, env, start_new_session=True, stdout=subprocess.PIPE, **options))
         return started[-1]
 
     yield start
@@ -72,6 +74,10 @@ def pids(run: DeadRun) -> set[int]:
     return {one.process.pid for one in run.members}
 
 
+def names(run: DeadRun) -> list[str]:
+    return sorted(one.process.name for one in run.members)
+
+
 def line(process: subprocess.Popen[bytes]) -> bytes:
     assert process.stdout is not None
     return process.stdout.readline().strip()
@@ -82,7 +88,7 @@ def test_what_came_after_the_listing_stays_and_is_listed_the_next_time(start, fo
     (run,) = runs_of(folder)
     later = start()
     assert end_listed(run, GRACE_S) is None
-    assert listed.wait(10) == -signal.SIGTERM and later.poll() is None
+    assert listed.wait(END_S) == -signal.SIGTERM and later.poll() is None
     (run,) = runs_of(folder)
     assert pids(run) == {later.pid}
 
@@ -90,13 +96,12 @@ def test_what_came_after_the_listing_stays_and_is_listed_the_next_time(start, fo
 def test_what_a_listed_process_starts_after_the_listing_stays_too(start, folder):
     parent = start("bash", "-c", "trap 'sleep 300 > /dev/null & echo $!; exit' TERM; echo ready; sleep 300 & wait")
     assert line(parent) == b"ready"
-    wait_until(lambda: len(pids(runs_of(folder)[0])) == 2)
+    wait_until(lambda: names(runs_of(folder)[0]) == ["bash", "sleep"])
     (run,) = runs_of(folder)
     end_listed(run, GRACE_S)
     new = int(line(parent))
     assert new not in pids(run) and lives(process_table()[new])
-    (run,) = runs_of(folder)
-    assert pids(run) == {new}
+    wait_until(lambda: [pids(run) for run in runs_of(folder)] == [{new}], "its environment")
 
 
 def test_a_process_that_was_given_the_number_of_a_listed_one_is_not_signalled(start, folder):
@@ -106,7 +111,7 @@ def test_a_process_that_was_given_the_number_of_a_listed_one_is_not_signalled(st
     gone = replace(member, process=replace(member.process, started=member.process.started - 1))
     assert end_listed(replace(run, members=(gone,)), GRACE_S) is None
     assert other.poll() is None
-    assert end_listed(run, GRACE_S) is None and other.wait(10) == -signal.SIGTERM
+    assert end_listed(run, GRACE_S) is None and other.wait(END_S) == -signal.SIGTERM
 
 
 def test_the_lock_is_asked_for_again_before_a_signal(start, folder):
@@ -147,7 +152,7 @@ def test_what_emptied_its_environment_below_a_marked_process_is_listed_and_ended
     (run,) = runs_of(folder)
     assert pids(run) == {parent.pid, child}
     assert end_listed(run, GRACE_S) is None
-    assert parent.wait(10) and not any(lives(one.process) for one in run.members)
+    assert parent.wait(END_S) and not any(lives(one.process) for one in run.members)
 
 
 def test_what_carries_the_marks_of_another_run_is_that_ones_wherever_it_was_started(start, folder, tmp_path):
@@ -167,7 +172,7 @@ def test_what_carries_the_marks_of_another_run_is_that_ones_wherever_it_was_star
 def test_what_calls_itself_a_supervisor_below_another_process_is_ended_like_that(start, folder):
     parent = start("bash", "-c", f"{SUPERVISOR_MARK}=1 bash -c 'echo $$; sleep 300 & wait' & wait")
     forged = int(line(parent))
-    wait_until(lambda: len(pids(runs_of(folder)[0])) == 3)
+    wait_until(lambda: names(runs_of(folder)[0]) == ["bash", "bash", "sleep"])
     (run,) = runs_of(folder)
     assert end_listed(run, GRACE_S) is None
     assert forged not in process_table() or not lives(process_table()[forged])
@@ -203,7 +208,7 @@ def test_a_decoy_with_the_id_of_a_living_run_brings_it_no_harm(start, folder, tm
         (run,) = [run for run in find_dead_runs().runs if run.run_id == folder.name]
         assert (pids(run), run.uid) == ({decoy.pid}, NOBODY)
         assert end_listed(run, GRACE_S) is None
-        assert decoy.wait(10) == -signal.SIGTERM and living.poll() is None
+        assert decoy.wait(END_S) == -signal.SIGTERM and living.poll() is None
 
 
 def test_in_a_folder_of_another_user_our_own_processes_are_not_listed(start, tmp_path):
@@ -257,7 +262,7 @@ def test_a_process_that_began_at_another_time_is_another(start):
     process = start()
     now = process_table()[process.pid]
     assert not send(replace(now, started=now.started + 1), signal.SIGKILL) and process.poll() is None
-    assert send(now, signal.SIGKILL) and process.wait(10) == -signal.SIGKILL
+    assert send(now, signal.SIGKILL) and process.wait(END_S) == -signal.SIGKILL
 
 
 def test_a_name_made_to_look_like_another_state_is_read_as_a_name(start, tmp_path):
@@ -281,7 +286,7 @@ def test_a_plain_run_ends_what_is_left_of_the_callers_own_runs_here_alone(start,
     ]
     os.chown(his, NOBODY, NOBODY)
     (told,) = end_orphans(tmp_path, NO_ENGINE)
-    assert str(own.pid) in told and own.wait(10) == -signal.SIGTERM
+    assert str(own.pid) in told and own.wait(END_S) == -signal.SIGTERM
     assert [process.poll() for process in processes] == [None] * 4
 
 

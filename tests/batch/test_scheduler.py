@@ -331,7 +331,7 @@ def test_tools_that_list_foreign_processes_hold_up_nobody(folder):
     def in_use() -> dict[int, str]:
         if threading.current_thread() is not threading.main_thread():
             asked.set()
-            assert goes_on.wait(60)
+            assert goes_on.wait(240)
             return {}
         return dict.fromkeys(ALL, "pid 7 python")
 
@@ -344,7 +344,7 @@ def test_tools_that_list_foreign_processes_hold_up_nobody(folder):
         assert asked.wait(60)
         looks = threading.Thread(target=scheduler.left_s, args=(1.0,))
         looks.start()
-        looks.join(10)
+        looks.join(60)
         is_held_up = looks.is_alive()
         goes_on.set()
         takes.join(60), looks.join(60)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,9 +15,11 @@ from madlite.perfcsv.recorded import rebuild
 from madlite.store.folder import RESULT, RUN_JOURNAL
 from tests import commands
 from tests.csv_rows import perf_rows
+from tests.engine.checkout import UNPROBED
 from tests.killing import KILL_AT, KILL_AT_NAME, run_killed
 from tests.rows import each_row
 from tests.tiers import every
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
 SCRIPT = "sleep 0.0$RANDOM\necho performance: 12.5 tok\n"
@@ -62,8 +63,11 @@ class Kept:
         return self.checkout
 
 
+RUN = ("run", "--tags", "a", *UNPROBED)
+
+
 def run(*args: str) -> int:
-    return call(["run", "--tags", "a", *args])
+    return call([*RUN, *args])
 
 
 def folders(checkout: Path) -> list[Path]:
@@ -181,7 +185,7 @@ def test_a_kill_after_the_record_is_a_run_that_is_collected(checkout, capfd):
 @each_row("target", ["madlite.perfcsv.append.append_runs", "madlite.run.result_writer.make_record"])
 def test_a_run_of_a_plan_that_was_killed_with_its_result_is_collected(tmp_path, monkeypatch, capfd, target):
     checkout = make_checkout(tmp_path, monkeypatch)
-    assert call(["plan", "--tags", "a"]) == 0
+    assert call(["plan", *RUN[1:]]) == 0
     run_killed(checkout, (KILL_AT, target, "before"), "run", "--plan", "plan.json")
     before = perf_rows(checkout) if (checkout / "perf.csv").exists() else []
     assert len(before) == target.endswith("record")
@@ -201,7 +205,7 @@ def test_several_collect_at_once_and_each_row_is_there_once(checkout, capfd):
     for _ in range(6):
         assert run("--no-rows") == 0
     started = [commands.start(("runs", "collect"), checkout, os.environ) for _ in range(3)]
-    said = [one.communicate(timeout=120)[0] for one in started]
+    said = [one.communicate()[0] for one in started]
     assert all("Traceback" not in text for text in said)
     assert call(["runs", "collect"]) == 0
     ids = [folder.name for folder in folders(checkout)]
@@ -214,14 +218,14 @@ def test_a_run_that_goes_on_is_not_collected_and_one_that_was_cut_off_is_a_failu
     (checkout / "scripts/a/run.sh").write_text(
         f"touch {checkout}/begun; while [ ! -e {checkout}/go ]; do sleep 0.05; done\n"
     )
-    with commands.start(("run", "--tags", "a", "--no-rows"), checkout, os.environ) as started:
-        wait_for(checkout / "begun")
+    with commands.start((*RUN, "--no-rows"), checkout, os.environ) as started:
+        wait_until((checkout / "begun").exists)
         (folder,) = folders(checkout)
         assert call(["runs", "collect"]) == 0 and "nothing to collect" in capfd.readouterr().out
         assert call(["runs", "collect", folder.name]) == 3
         assert f"{folder.name}: not collected: it is still running" in capfd.readouterr().err
         started.kill()
-        started.communicate(timeout=60)
+        started.communicate()
     (checkout / "go").touch()
     assert call(["runs", "collect", str(folder)]) == 3
     assert f"{folder.name}: FAILURE [interrupted], it was cut off; its row was added" in capfd.readouterr().out
@@ -239,13 +243,6 @@ def test_a_run_of_a_cluster_s_job_that_was_cut_off_is_left_to_its_job(checkout, 
         assert call(["runs", "collect", folder.name]) == 3 and "it was cut off" in capfd.readouterr().err
     assert not (checkout / "perf.csv").exists()
     assert call(["runs", "collect"]) == 3 and [row["status"] for row in perf_rows(checkout)] == ["FAILURE"]
-
-
-def wait_for(path: Path, limit_s: float = 60) -> None:
-    end = time.monotonic() + limit_s
-    while not path.exists():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_a_result_that_cannot_be_read_or_that_something_else_planted_is_refused(checkout, capfd):
@@ -290,7 +287,7 @@ def test_everything_is_collected_whoever_stops_reading(checkout):
         assert run("--no-rows") == 0
     read, write = os.pipe()
     os.close(read)
-    commands.start(("runs", "collect"), checkout, os.environ, stdout=write).wait(timeout=120)
+    commands.start(("runs", "collect"), checkout, os.environ, stdout=write).wait()
     os.close(write)
     assert len(perf_rows(checkout)) == 3
 
@@ -382,10 +379,10 @@ def test_no_secret_is_in_a_result(checkout, monkeypatch):
 def test_a_kill_between_a_row_and_its_entries_is_mended_by_the_next_command(tmp_path, monkeypatch, capfd, target, when):
     checkout = make_checkout(tmp_path, monkeypatch)
     assert run() == 0
-    run_killed(checkout, (KILL_AT, target, when), "run", "--tags", "a")
+    run_killed(checkout, (KILL_AT, target, when), *RUN)
     assert len(perf_rows(checkout)) == 2
     killed = Kept(checkout)
-    for words in ("run --tags a", "runs collect", "report rebuild --force; runs collect", "clean --yes"):
+    for words in (" ".join(RUN), "runs collect", "report rebuild --force; runs collect", "clean --yes"):
         killed.again()
         for _ in range(2):
             for command in words.split("; "):
@@ -397,7 +394,7 @@ def test_a_kill_between_a_row_and_its_entries_is_mended_by_the_next_command(tmp_
 
 
 def test_an_entry_of_a_killed_run_that_the_user_removed_does_not_come_back(checkout):
-    run_killed(checkout, (KILL_AT, "madlite.run.result_writer.write_entries", "before"), "run", "--tags", "a")
+    run_killed(checkout, (KILL_AT, "madlite.run.result_writer.write_entries", "before"), *RUN)
     assert call(["runs", "collect"]) == 0 and len(json.loads((checkout / "perf_super.json").read_text())) == 1
     (checkout / "perf_super.json").write_text("[]\n")
     assert call(["runs", "collect"]) == 0 and json.loads((checkout / "perf_super.json").read_text()) == []
@@ -406,14 +403,14 @@ def test_an_entry_of_a_killed_run_that_the_user_removed_does_not_come_back(check
 @each_row("moment", ["before", "after"])
 def test_a_run_that_is_killed_while_its_folder_is_made_gets_its_row(tmp_path, monkeypatch, capfd, moment):
     checkout = make_checkout(tmp_path, monkeypatch)
-    run_killed(checkout, (KILL_AT_NAME, "lock", moment), "run", "--tags", "a")
+    run_killed(checkout, (KILL_AT_NAME, "lock", moment), *RUN)
     assert call(["runs", "collect"]) == 3
     assert "FAILURE [interrupted], it was cut off; its row was added" in capfd.readouterr().out
     assert [row["status"] for row in perf_rows(checkout)] == ["FAILURE"]
 
 
 def test_collect_names_a_run_of_which_no_row_can_be_made(checkout, capfd):
-    run_killed(checkout, (KILL_AT_NAME, "lock", "after"), "run", "--tags", "a")
+    run_killed(checkout, (KILL_AT_NAME, "lock", "after"), *RUN)
     (folder,) = folders(checkout)
     (folder / "plan.json").unlink()
     assert call(["runs", "collect"]) == 3

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from madlite.cli.terminal import coloured, has_colour
 from madlite.errors import ExitCode
 from madlite.model import Cause, Metric, Result, Status
 from madlite.run.screen import RunOutcome
+from tests import commands
 from tests.cli.stored_runs import good, store
 from tests.factories import make_plan
 from tests.rows import each_row
@@ -124,14 +123,7 @@ def test_a_run_s_end_is_coloured_on_a_terminal_and_nowhere_else(results, screen_
 def on_a_terminal(cwd: Path, *words: str, **env: str) -> str:
     """Return what a command writes to a terminal of its own."""
     ours, theirs = pty.openpty()
-    done = subprocess.Popen(
-        [sys.executable, "-m", "madlite", *words],
-        cwd=cwd,
-        env={**os.environ, **env},
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
-    )
+    done = commands.start(words, cwd, {**os.environ, **env}, stdout=theirs)
     os.close(theirs)
     text = b""
     with open(ours, "rb", buffering=0) as terminal:
@@ -143,7 +135,7 @@ def on_a_terminal(cwd: Path, *words: str, **env: str) -> str:
             if not piece:
                 break
             text += piece
-    done.wait(60)
+    done.wait()
     return text.decode()
 
 
@@ -158,7 +150,7 @@ def test_commands_colour_what_a_terminal_shows_and_nothing_in_a_pipe(tmp_path, w
     text = on_a_terminal(tmp_path, *words)
     assert f"{colour}{status}\x1b[0m" in text and text.count("\x1b[0m") <= 2
     assert "\x1b" not in on_a_terminal(tmp_path, *words, NO_COLOR="1")
-    piped = subprocess.run([sys.executable, "-m", "madlite", *words], cwd=tmp_path, capture_output=True, text=True)
+    piped = commands.run(words, tmp_path, os.environ)
     assert "\x1b" not in piped.stdout and status in piped.stdout
 
 
@@ -177,5 +169,5 @@ def test_a_terminal_is_told_the_next_command_and_a_pipe_is_not(tmp_path):
     assert told == "next: madlite run --tags demo_hf_lora_tiny"
     for words in (["runs", "--json"], ["runs", "--status", "nonsense"]):
         assert "next:" not in on_a_terminal(tmp_path, *words), words
-    piped = subprocess.run([sys.executable, "-m", "madlite", "runs"], cwd=tmp_path, capture_output=True, text=True)
+    piped = commands.run(["runs"], tmp_path, os.environ)
     assert "next:" not in piped.stdout + piped.stderr

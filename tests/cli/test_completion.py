@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
+from tests.cli.imported import calls
 from tests.cli.stored_runs import good, store
 from tests.rows import each_row
 
@@ -157,15 +158,10 @@ def test_a_log_is_a_file_or_a_run(completed, runs):
 def test_completing_imports_nothing_heavy_and_no_plugin(tmp_path):
     cards(tmp_path, "my_model")
     store(tmp_path, RUNS[0], good("x"))
-    code = (
-        "import sys; from madlite.cli.main import call; code = call([]);"
-        f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr); sys.exit(code)"
-    )
-    for words in ("madlite run --tags my", "madlite show 2026", "madlite runs --sta", "madlite ex"):
-        count = len(words.split()) - 1
-        env = {**os.environ, "_MADLITE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
-        assert (done.returncode, done.stderr.strip()) == (0, "[]") and done.stdout
+    lines = ("madlite run --tags my", "madlite show 2026", "madlite runs --sta", "madlite ex")
+    asked = [{"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)} for words in lines]
+    found = calls([((), {"_MADLITE_COMPLETE": "bash_complete", **one}) for one in asked], tmp_path, HEAVY)
+    assert [(one.code, bool(one.output), one.imported) for one in found] == [(0, True, [])] * len(lines)
 
 
 @pytest.mark.host

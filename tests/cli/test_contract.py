@@ -17,6 +17,7 @@ from madlite.plan.container import container_name
 from madlite.run.log import option_lines
 from madlite.run.screen import RunOutcome
 from tests.csv_rows import perf_rows
+from tests.engine.checkout import UNPROBED
 from tests.factories import make_plan
 from tests.rows import each_row
 
@@ -143,7 +144,7 @@ def test_a_run_under_contract_1_begins_with_25_columns_and_its_rebuild_too(check
     Path("models.json").write_text(json.dumps([card]))
     Path("scripts/a").mkdir()
     Path("scripts/a/run.sh").write_text("echo performance: 12.5 tok\n")
-    told = said(capfd, "run", "--tags", "a", "--runtime", "host", "--contract", "1").splitlines()
+    told = said(capfd, "run", "--tags", "a", "--runtime", "host", *UNPROBED, "--contract", "1").splitlines()
     header, line = Path("perf.csv").read_text().splitlines()
     assert header.split(",") == V1 and line.startswith("a,0,")
     (row,) = perf_rows(checkout)
@@ -154,10 +155,10 @@ def test_a_run_under_contract_1_begins_with_25_columns_and_its_rebuild_too(check
     assert Path("perf.csv").read_text().splitlines() == [header, line]
     said(capfd, "report", "rebuild", "--force")
     assert len(Path("perf.csv").read_text().splitlines()[0].split(",")) == 29
-    plain = said(capfd, "run", "--tags", "a", "--runtime", "host")
+    plain = said(capfd, "run", "--tags", "a", "--runtime", "host", *UNPROBED)
     assert not any(word in plain for word in ("performance is", "Status: ", "Test Duration", "All models"))
     assert len(perf_rows(checkout)) == 2, "a row of the file's own columns"
-    said(capfd, "--contract", "2", "run", "--tags", "a", "--runtime", "host", "--timeout", "77")
+    said(capfd, "--contract", "2", "run", "--tags", "a", "--runtime", "host", *UNPROBED, "--timeout", "77")
     again = said(capfd, "reproduce", "last")
     assert "--timeout 77" in again and "contract" not in again, "what nothing of the run follows from"
 
@@ -173,12 +174,12 @@ def test_results_of_a_file_have_madengine_2_s_blank_column_under_its_contract_al
     Path("scripts/a/run.sh").write_text(f'if [ "$1" = several ]; then {results}; else echo performance: 3 tok; fi\n')
     for contract, extra in (("2", ["configs", "temperature"]), ("1", ["temperature"]), ("", ["temperature"])):
         Path("perf.csv").unlink(missing_ok=True)
-        said(capfd, "run", "--tags", "b", "a", *(["--contract", contract] if contract else []))
+        said(capfd, "run", "--tags", "b", "a", *UNPROBED, *(["--contract", contract] if contract else []))
         header = Path("perf.csv").read_text().splitlines()[0].split(",")
         assert header[header.index("additional_docker_run_options") + 1 :] == extra
         assert [row["temperature"] for row in perf_rows(checkout)] == ["60", "61", ""]
         assert {row.get("configs", "") for row in perf_rows(checkout)} == {""}
-    said(capfd, "--contract", "2", "run", "--tags", "a", "-o", "one.csv")
+    said(capfd, "--contract", "2", "run", "--tags", "a", *UNPROBED, "-o", "one.csv")
     assert "configs" not in Path("one.csv").read_text(), "a single result brings none"
 
 
@@ -186,7 +187,8 @@ def test_results_of_a_file_have_madengine_2_s_blank_column_under_its_contract_al
 def test_files_for_mads_tooling_are_left_out_where_there_is_none(tmp_path, monkeypatch):
     """No number is needed for it: a run that fails has a row, and what lies beside it, too."""
     monkeypatch.chdir(tmp_path)
-    run = ("run", "--tags", "torchrun_ddp_tiny", "--runtime", "host", "--set", "env.MADLITE_PYTHON=/bin/false")
+    run = ("run", "--tags", "torchrun_ddp_tiny", "--runtime", "host", *UNPROBED)
+    run += ("--set", "env.MADLITE_PYTHON=/bin/false")
 
     def left() -> set[str]:
         assert call(run) == int(ExitCode.RUN_FAILED)

@@ -119,25 +119,20 @@ def test_a_pattern_goes_before_json_objects_that_are_no_steps(folder: Path) -> N
 
 
 @pytest.mark.host
-def test_its_card_runs_and_reads_its_steps(folder: Path, capfd) -> None:
-    assert call(["init", "train.py", "--log", "train.log"]) == 0
-    assert call(["run", "--tags", "train"]) == 0, capfd.readouterr()
-    (row,) = csv_rows(folder / "perf.csv")
-    assert (row["model"], row["performance"], row["metric"]) == ("train", "12318", "tokens_per_s_per_gpu")
-    beside = [*folder.glob("perf_*"), *folder.glob("common_info*")]
-    assert beside == [], "a folder with a script of one's own is no checkout of MAD, whose tooling would read them"
-
-
-@pytest.mark.host
-def test_a_script_that_needs_no_torch_runs_where_there_is_none(folder: Path, capfd) -> None:
+def test_its_card_runs_also_where_there_is_no_torch_and_reads_its_steps(folder: Path, capfd) -> None:
     venv.create(folder / "bare", with_pip=False)
     script = folder / "train.py"
     script.write_text(
         f"{SCRIPT}\nimport os, sys\nprint('torch' in sys.modules, os.environ['WORLD_SIZE'], sys.argv[1:])\n"
     )
     assert call(["init", "train.py", "--log", "train.log", "--args=--lr '1 e'"]) == 0
-    assert call(["run", "--tags", "train", "--set", f"env.MADLITE_PYTHON={folder}/bare/bin/python"]) == 0
+    python = f"env.MADLITE_PYTHON={folder}/bare/bin/python"
+    assert call(["run", "--tags", "train", "--set", python]) == 0, capfd.readouterr()
     assert "False 1 ['--lr', '1 e']" in next(folder.glob("madlite_runs/*/run.log")).read_text()
+    (row,) = csv_rows(folder / "perf.csv")
+    assert (row["model"], row["performance"], row["metric"]) == ("train", "12318", "tokens_per_s_per_gpu")
+    beside = [*folder.glob("perf_*"), *folder.glob("common_info*")]
+    assert beside == [], "a folder with a script of one's own is no checkout of MAD, whose tooling would read them"
 
 
 @each_row(
@@ -190,7 +185,7 @@ def test_a_log_with_a_long_line_is_read_in_a_time_that_grows_with_its_length(nam
     begun, kept, longest = time.process_time(), b"", 0
     for piece in _renamed(iter(pieces), names):
         kept, longest = (kept + piece)[-100:], max(longest, len(piece))
-    assert longest <= 5 << 20 and time.process_time() - begun < 3, "joined again for each piece it would take minutes"
+    assert longest <= 5 << 20 and time.process_time() - begun < 60, "joined again for each piece it would take minutes"
     assert kept.endswith(line.replace(b"throughput", names.get("throughput", "throughput").encode()))
     whole = b"".join(_renamed(iter(pieces[:2]), names))
     assert whole == line.replace(b"throughput", names.get("throughput", "throughput").encode()) + b"x"

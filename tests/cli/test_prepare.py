@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from madlite.assets.hub import Access, list_files
 from madlite.assets.paths import find_asset
 from madlite.cli.main import call
 from madlite.model import Asset
+from tests import commands
 from tests.assets.hub_server import Repo, hub_server
 from tests.rows import each_row
 
@@ -260,8 +262,7 @@ def test_help_loads_no_client_of_the_hub():
 
 
 def start(*args):
-    command = [sys.executable, "-m", "madlite", "prepare", *ARGS, *args]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return commands.start(("prepare", *ARGS, *args), Path.cwd(), os.environ)
 
 
 @pytest.mark.host
@@ -270,9 +271,9 @@ def test_cut_off_in_the_middle_of_a_file_it_has_what_came_before_and_fetches_tha
     hub.hold_after = 1_200_000
     running = start()
     try:
-        assert hub.held.wait(60)
+        assert hub.held.wait(240)
         running.send_signal(number)
-        out, _ = running.communicate(timeout=240)
+        out, _ = running.communicate()
     finally:
         running.kill()
     assert running.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[number]
@@ -284,7 +285,7 @@ def test_cut_off_in_the_middle_of_a_file_it_has_what_came_before_and_fetches_tha
     hub.hold.set()
     hub.asked.clear()
     again = start()
-    out, _ = again.communicate(timeout=240)
+    out, _ = again.communicate()
     assert again.returncode == 0, out
     assert hub.gets("tokenizer.json") == [] and len(hub.gets("cdn")) == 1
     assert (find_asset(asset, home / "hf/hub", home / "data") / C4).read_bytes() == PART
@@ -295,11 +296,11 @@ def test_cut_off_in_the_middle_of_a_file_it_has_what_came_before_and_fetches_tha
 def test_two_at_the_same_time_fetch_everything_once(home, hub, token):
     hub.hold_after = 500_000
     running = [start() for _ in range(2)]
-    assert hub.held.wait(60)
+    assert hub.held.wait(240)
     hub.hold_after = None
     hub.hold.set()
     for one in running:
-        out, _ = one.communicate(timeout=240)
+        out, _ = one.communicate()
         assert one.returncode == 0, out
     assert len(hub.gets("cdn")) == 1
 

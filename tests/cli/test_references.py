@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,9 @@ from madlite.cli.batches import compare_run
 from madlite.cli.main import call
 from madlite.cli.screens import PlainScreen, Sink
 from madlite.model import Card, Cause, Machine, Metric, Place, Result, Status, Variant
+from tests import commands
 from tests.cli.stored_runs import store
+from tests.engine.checkout import UNPROBED
 from tests.factories import WINDOW, make_plan
 
 FIGURE = (
@@ -203,12 +204,10 @@ def test_a_run_of_a_script_is_compared_with_the_users_own_figure(place):
         "step": r"step (?P<n>\d+) loss (?P<loss>\S+) tps (?P<tokens_per_s_per_gpu>\d+)",
     }
     words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
-    done = subprocess.run(
-        [sys.executable, "-m", "madlite", "run", "--runtime", "host", "--tags", "torchrun_script", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
-    )
+    python = place / "python-without-torch"  # which it starts as torchrun would
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    env = {**os.environ, "MADLITE_PYTHON": str(python)}
+    done = commands.run(["run", "--runtime", "host", "--tags", "torchrun_script", *UNPROBED, *words], place, env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "11.1 % of published 9,000 tokens/s/GPU (lab sheet in madlite_references.toml, cpu)" in done.stdout

@@ -16,6 +16,7 @@ from madlite.plan.submission import PlannedRun
 from madlite.run.planning import check_start
 from madlite.testing import MACHINES
 from tests.csv_rows import perf_rows
+from tests.engine.checkout import UNPROBED
 from tests.factories import make_plan
 
 pytestmark = pytest.mark.host
@@ -36,7 +37,7 @@ def checkout(tmp_path, monkeypatch):
 
 
 def run(*args: str) -> int:
-    return call(["run", "--tags", "a", "--runtime", "host", *args])
+    return call(["run", "--tags", "a", "--runtime", "host", *UNPROBED, *args])
 
 
 def test_a_run_leaves_its_row_and_on_request_no_files_of_the_last_run_alone(checkout, capfd):

@@ -6,21 +6,16 @@ import csv
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
+from tests import commands
+from tests.machine.elsewhere import LOOK_BELOW
 from tests.machine.stand_in import Bench, amd_list, amd_static
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
 
-# The command looks at the files of another machine; all else is as at a prompt.
-ELSEWHERE = (
-    "import functools, pathlib, sys; from madlite.machine import host;"
-    "host.Host = functools.partial(host.Host, root=pathlib.Path(sys.argv.pop(1)));"
-    "from madlite.cli.main import call; sys.exit(call(sys.argv[1:]))"
-)
 # 100 a GPU, of which each GPU beyond the first takes 2 away; four GPUs fail
 SCRIPT = """count=$MAD_RUNTIME_NGPUS
 [ $count = 4 ] && [ -e FOLDER/fail_on_four ] && exit 7
@@ -45,22 +40,13 @@ def bench(tmp_path) -> Bench:
     return made
 
 
-def begin(bench: Bench, *args: str) -> subprocess.Popen[str]:
+def environ(bench: Bench) -> dict[str, str]:
     env = {name: text for name, text in os.environ.items() if not name.startswith(("MAD", "ROC", "HIP", "CUDA"))}
-    return subprocess.Popen(
-        [sys.executable, "-c", ELSEWHERE, str(bench.root), *args],
-        cwd=bench.folder / "checkout",
-        env={**env, "PATH": f"{bench.bin}:/usr/bin:/bin", "DOCKER_HOST": f"unix://{bench.folder}/none.sock"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return {**env, "PATH": f"{bench.bin}:/usr/bin:/bin", "DOCKER_HOST": f"unix://{bench.folder}/none.sock"}
 
 
 def madlite(bench: Bench, *args: str) -> subprocess.CompletedProcess[str]:
-    with begin(bench, *args) as process:
-        out, err = process.communicate(timeout=240)
-    return subprocess.CompletedProcess(args, process.returncode, out, err)
+    return commands.run(args, bench.folder / "checkout", environ(bench), first=(LOOK_BELOW, str(bench.root)))
 
 
 def rows(bench: Bench) -> list[dict[str, str]]:
@@ -103,7 +89,7 @@ def test_one_that_was_killed_goes_on_as_the_same_study(bench: Bench):
     checkout = bench.folder / "checkout"
     (checkout / "hang_on_two").touch()
     words = ("scaling", "a", "--gpus", "1,2,8", "--runtime", "host")
-    with begin(bench, *words) as process:
+    with commands.start(words, checkout, environ(bench), first=(LOOK_BELOW, str(bench.root))) as process:
         wait_until((checkout / "hangs").exists, "the run on two GPUs")
         process.kill()
     (checkout / "hang_on_two").unlink()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import re
 import signal
 import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -20,15 +22,17 @@ from madlite.run.screen import RunEvents
 from madlite.store.batches import BatchLog
 from madlite.store.events import RequestedRun
 from madlite.store.folder import LOCK, PROGRESS, Progress, RunFolder, read_points, read_progress
+from tests import commands
 from tests.cli.stored_runs import good, store
 from tests.cli.test_runs import said
 from tests.factories import make_plan
 from tests.rows import each_row
 from tests.waiting import wait_until
 
+LIMIT_S = 240.0
 STEPS = """
-for n in $(seq 1 200); do
-  figures="step: $n  loss: $((300 - n)).5  memory:  1.0GiB(1%)  tps: 1,234  mfu: 1%"
+for n in $(seq 1 4000); do
+  figures="step: $n  loss: $((30000 - n)).5  memory:  1.0GiB(1%)  tps: 1,234  mfu: 1%"
   echo "[titan] 2026-11-21 12:00:00,000 - root - INFO - $figures"
   sleep 0.05
 done
@@ -38,14 +42,25 @@ done
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.sh").write_text("while [ ! -e go ]; do sleep 0.05; done 2>/dev/null\necho 'performance: 5 x'\n")
+    (tmp_path / "run.sh").write_text(f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done\necho 'performance: 5 x'\n")
     card = {"name": "m", "scripts": "run.sh", "n_gpus": "-1", "tags": ["t"], "args": ""}
     (tmp_path / "models.json").write_text(json.dumps([card]))
     return tmp_path
 
 
-def start(*args: str, **given) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "madlite", *args], start_new_session=True, **given)
+@pytest.fixture
+def start():
+    """Start commands here, which end with the test at the latest."""
+    started: list[commands.Started] = []
+
+    def start(*args: str, stdout: commands.Stream = subprocess.DEVNULL, **env: str) -> commands.Started:
+        started.append(commands.start(args, Path.cwd(), {**os.environ, **env}, stdout=stdout))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait(LIMIT_S)
 
 
 def only_run(place: Path) -> Path:
@@ -54,19 +69,16 @@ def only_run(place: Path) -> Path:
 
 
 @pytest.mark.host
-def test_a_run_is_watched_from_another_process_to_its_end(place):
-    run = start("run", "--tags", "t", "--runtime", "host", stdout=subprocess.DEVNULL)
+def test_a_run_is_watched_from_another_process_to_its_end(place, start):
+    run = start("run", "--tags", "t", "--runtime", "host")
     folder = only_run(place)
     watch = start("runs", "--watch", "--json", "--interval", "0.1", stdout=subprocess.PIPE)
     first = json.loads(watch.stdout.readline())
     assert (first["id"], first["card"], first["state"]) == (folder.name, "m", "RUNNING")
-    (folder / "run_directory").mkdir(exist_ok=True)
-    for go in (place / "go", place / "run_directory" / "go"):
-        go.parent.mkdir(exist_ok=True)
-        go.touch()
-    assert run.wait(60) == 0
+    (place / "go").touch()
+    assert run.wait(LIMIT_S) == 0
     rest = [json.loads(line) for line in watch.stdout]
-    assert watch.wait(60) == 0, "it ends when nothing goes on any more"
+    assert watch.wait(LIMIT_S) == 0, "it ends when nothing goes on any more"
     assert (rest[-1]["state"], rest[-1]["number"]) == ("SUCCESS", "5 x")
     now = read_progress(folder)
     assert (now.state, now.status, now.doing) == ("ended", "SUCCESS", "") and now.ended >= now.started
@@ -74,58 +86,58 @@ def test_a_run_is_watched_from_another_process_to_its_end(place):
 
 
 @pytest.mark.host
-def test_a_run_that_is_killed_is_cut_off_to_who_watches(place):
-    run = start("run", "--tags", "t", "--runtime", "host", stdout=subprocess.DEVNULL)
+def test_a_run_that_is_killed_is_cut_off_to_who_watches(place, start):
+    run = start("run", "--tags", "t", "--runtime", "host")
     only_run(place)
-    watch = start("runs", "--watch", "--interval", "0.1", stdout=subprocess.PIPE, text=True)
+    watch = start("runs", "--watch", "--interval", "0.1", stdout=subprocess.PIPE)
     assert "m  " in watch.stdout.readline()
     os.kill(run.pid, signal.SIGKILL)
-    run.wait(60)
-    assert "CUT OFF" in watch.stdout.read().splitlines()[-1] and watch.wait(60) == 0
+    run.wait(LIMIT_S)
+    assert "CUT OFF" in watch.stdout.read().splitlines()[-1] and watch.wait(LIMIT_S) == 0
     assert call(["clean", "--yes", "--no-plugins"]) in (0, 3)
 
 
 @pytest.mark.host
-def test_steps_speed_and_time_left_are_told(place):
+def test_steps_speed_and_time_left_are_told(place, start):
     (place / "run.sh").write_text(STEPS)
-    run = start("run", "--tags", "t", "--runtime", "host", stdout=subprocess.DEVNULL)
+    run = start("run", "--tags", "t", "--runtime", "host")
     folder = only_run(place)
     wait_until(lambda: (read_progress(folder) or Progress()).step)
     now = read_progress(folder)
-    assert (now.state, now.speed, now.unit) == ("running", 1234.0, "tokens/s/GPU") and now.loss == 300 - now.step + 0.5
+    assert (now.state, now.speed, now.unit) == (
+        "running",
+        1234.0,
+        "tokens/s/GPU",
+    ) and now.loss == 30000 - now.step + 0.5
     run.send_signal(signal.SIGINT)
-    assert run.wait(60) == 130
+    assert run.wait(LIMIT_S) == 130
     assert read_progress(folder).cause == "interrupted"
 
 
 @pytest.mark.host
-def test_a_terminal_shows_a_table_and_ctrl_c_ends_it(place):
-    run = start("run", "--tags", "t", "--runtime", "host", stdout=subprocess.DEVNULL)
+def test_a_terminal_shows_a_table_and_ctrl_c_ends_it(place, start):
+    run = start("run", "--tags", "t", "--runtime", "host")
     only_run(place)
     ours, theirs = pty.openpty()
-    watch = start("runs", "--watch", stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": "100"})
+    watch = start("runs", "--watch", stdout=theirs, COLUMNS="100")
     os.close(theirs)
     shown = b""
     while b"running" not in shown:
         shown += os.read(ours, 4096)
     assert re.search(rb"RUN .*CARD .*STATE .*STEP", re.sub(rb"\x1b\[[\d;?]*\w", b"", shown))
     watch.send_signal(signal.SIGINT)
-    assert watch.wait(60) == 130
+    assert watch.wait(LIMIT_S) == 130
     os.close(ours)
     run.send_signal(signal.SIGINT)
-    run.wait(60)
+    run.wait(LIMIT_S)
 
 
-def held(folder: Path) -> subprocess.Popen[bytes]:
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
     """Hold a run's lock, as its madlite would."""
-    program = (
-        "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.flock(f, 2); print('held', flush=True); sys.stdin.read()"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", program, folder / LOCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert holder.stdout.readline() == b"held\n"
-    return holder
+    with (folder / LOCK).open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @each_row("text", [b"", b"{", b"[]", b'{"step": "x"}', b"\xff", b"[" * 30000, b'{"state": "odd"}', None])
@@ -137,12 +149,9 @@ def test_nonsense_in_the_file_of_a_run_is_nothing(tmp_path, capsys, monkeypatch,
         (folder / PROGRESS).symlink_to("/dev/zero")
     else:
         (folder / PROGRESS).write_bytes(text)
-    holder = held(folder)
-    try:
+    with held(folder):
         assert read_progress(folder) is None
         assert "00000a" in said(capsys, "runs", "--watch", "--once")
-    finally:
-        holder.communicate()
 
 
 def test_what_steers_a_terminal_and_what_is_secret_is_not_shown(tmp_path, capsys, monkeypatch):
@@ -150,11 +159,8 @@ def test_what_steers_a_terminal_and_what_is_secret_is_not_shown(tmp_path, capsys
     store(tmp_path, "20260102T030405-a-00000a", card=Card(name="a\x1b[2Jb", root=tmp_path, source="x"))
     folder = tmp_path / "madlite_runs" / "20260102T030405-a-00000a"
     (folder / PROGRESS).write_text(json.dumps({"doing": "with hf_" + "abcdefghijklmnopqrstuvwxyzabcdefgh"}))
-    holder = held(folder)
-    try:
+    with held(folder):
         told = said(capsys, "runs", "--watch", "--once")
-    finally:
-        holder.communicate()
     assert "\x1b" not in told and "hf_abc" not in told and "a" in told
 
 
@@ -181,7 +187,7 @@ def test_a_change_that_came_too_soon_after_another_is_written_with_the_next(tmp_
 
 
 @pytest.mark.host
-def test_watching_goes_on_between_two_runs_of_a_command(tmp_path, monkeypatch):
+def test_watching_goes_on_between_two_runs_of_a_command(tmp_path, monkeypatch, start):
     monkeypatch.chdir(tmp_path)
     store(tmp_path, "20260102T030405-a-00000a")
     with BatchLog(tmp_path, ("run",)) as journal:
@@ -190,7 +196,7 @@ def test_watching_goes_on_between_two_runs_of_a_command(tmp_path, monkeypatch):
         with pytest.raises(subprocess.TimeoutExpired):
             watching.wait(3)
         journal.close()
-    assert watching.wait(60) == 0
+    assert watching.wait(LIMIT_S) == 0
 
 
 def test_where_nothing_goes_on_the_last_batch_is_shown(tmp_path, capsys, monkeypatch):

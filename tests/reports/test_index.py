@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import product
@@ -29,9 +26,10 @@ from madlite.store.folder import LOCK, PLAN, RECORD
 from madlite.store.index import FILE
 from tests.cli.stored_runs import good, store
 from tests.factories import note_made
+from tests.forked import end_of, kill_this_process, run_killed, start_forked
 from tests.rows import each_row
 
-ROOT = Path(__file__).parents[2]
+RECENT_NS = store_index._RECENT_NS
 
 
 @pytest.fixture(autouse=True)
@@ -461,32 +459,27 @@ def test_a_file_that_another_process_does_not_let_go_costs_no_answer(runs, monke
             assert index.path is None and "database is locked; it is made in memory" in index.notes[0]
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from madlite.store import index as store_index
-from madlite.reports.index import RunIndex
-store_index.FEWEST_RUNS, store_index._AT_ONCE = 1, 4
-insert, parts = store_index._insert, []
+def fill_until_killed(runs: Path) -> None:
+    """Fill the index until the second part is written and its transaction goes on."""
+    store_index._AT_ONCE = 4
+    insert, parts = store_index._insert, []
 
-def killed(connection, *rest):
-    connection.execute("PRAGMA cache_size = 1")  # what does not fit is in the file before the transaction ends
-    insert(connection, *rest)
-    parts.append(rest)
-    if len(parts) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def killed(connection: sqlite3.Connection, *rest: object) -> None:
+        connection.execute("PRAGMA cache_size = 1")  # what does not fit is in the file before the transaction ends
+        insert(connection, *rest)
+        parts.append(rest)
+        if len(parts) == 2:
+            kill_this_process()
 
-store_index._insert = killed
-with RunIndex(Path(sys.argv[1])) as index:
-    index.refresh()
-"""
+    store_index._insert = killed
+    with RunIndex(runs) as index:
+        index.refresh()
 
 
 @pytest.mark.host
 def test_a_kill_amid_a_transaction_costs_no_answer(runs):
     before = {path.name for path in runs.iterdir()}
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(runs)], cwd=ROOT, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    run_killed(lambda: fill_until_killed(runs))
     assert {path.name for path in runs.iterdir()} - before == {FILE, f"{FILE}-journal"}
     with RunIndex(runs) as index:
         index.refresh()
@@ -529,24 +522,19 @@ def test_a_run_that_goes_on_is_followed(index, runs):
     assert "RUNNING" not in index.states()
 
 
-REFRESH = """
-import sys
-from pathlib import Path
-from madlite.store import index as store_index
-from madlite.reports.index import RunIndex
-store_index.FEWEST_RUNS = 1
-store_index.CHECK_S = 0
-for _ in range(15):
-    with RunIndex(Path(sys.argv[1])) as index:
-        index.refresh()
-        assert index.path is not None and not index.notes, index.notes
-        index.summaries()
-"""
+def refresh_again_and_again(runs: Path) -> None:
+    store_index._RECENT_NS = RECENT_NS
+    store_index.BUSY_S = 240.0  # a slow disk makes each transaction of five processes a long one
+    for _ in range(15):
+        with RunIndex(runs) as index:
+            index.refresh()
+            assert index.path is not None and not index.notes, index.notes
+            index.summaries()
 
 
 @pytest.mark.host
 def test_processes_refresh_one_index_at_once(runs):
-    others = [subprocess.Popen([sys.executable, "-c", REFRESH, str(runs)], cwd=ROOT) for _ in range(4)]
+    others = [start_forked(lambda: refresh_again_and_again(runs)) for _ in range(4)]
     for n in range(40):
         keep(
             runs.parent,
@@ -556,7 +544,7 @@ def test_processes_refresh_one_index_at_once(runs):
         )
         if n % 3 == 0:
             shutil.rmtree(runs / f"2026010{2 + n % 7}T05{n:02d}00-more-0001{n:02d}")
-    assert [one.wait(120) for one in others] == [0] * 4
+    assert [end_of(one) for one in others] == [0] * 4
     with RunIndex(runs) as index:
         index.refresh()
         assert [as_json(run) for run in index.newest()] == [as_json(run) for run in list_runs(runs)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -23,6 +22,7 @@ from madlite.store.events import Requested, RequestedRun, append
 from madlite.store.folder import PLAN, RECORD, RunRows, claimed_model_dir, lock_name, unfinished
 from madlite.store.record import Record, record_json
 from tests.factories import make_plan, note_made
+from tests.other_users import open_folder
 
 NOBODY = 65534
 ROWS = RunRows(path="perf.csv", cells=({"model": "m", "status": "SUCCESS"},), at="2026", appended=True)
@@ -41,20 +41,9 @@ def as_another_user() -> Iterator[None]:
         os.seteuid(mine)
 
 
-def reachable() -> str:
-    """Return a folder that every user can reach: the usual one may be below one of ours."""
-    for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        place = Path(parent).resolve()
-        if os.geteuid() != 0 or all(one.is_dir() and one.stat().st_mode & 0o001 for one in (place, *place.parents)):
-            return str(place)
-    pytest.skip("no folder for temporary files can be reached by another user")
-
-
 @pytest.fixture
 def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=reachable()) as made:
-        place = Path(made)
-        place.chmod(0o777)
+    with open_folder(0o777) as place:
         for name in ("20260101T000000-mine-000001", "20260102T000000-theirs-000002"):
             folder = place / "madlite_runs" / name
             folder.mkdir(parents=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from contextlib import nullcontext
+from uuid import uuid4
 
 import pytest
 
@@ -18,6 +19,7 @@ from madlite.platforms.docker.container import Container
 from madlite.platforms.docker.session import DockerSession, Exec
 from madlite.store.folder import FOLDER_LABEL, RUN_LABEL
 from tests.rows import each_row
+from tests.run.marked import start_marked
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
 
@@ -28,13 +30,19 @@ def marked(tmp_path):
     started = []
 
     def start(**marks: str) -> subprocess.Popen[bytes]:
-        started.append(subprocess.Popen(["sleep", "300"], env={**os.environ, **marks}))
+        started.append(start_marked(["sleep", "300"], {**os.environ, **marks}))
         return started[-1]
 
     yield start
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def run_id() -> str:
+    """Return the id of a run that no other suite on this machine has."""
+    return f"r-{uuid4().hex}"
 
 
 def listed(tmp_path) -> list[str]:
@@ -46,15 +54,15 @@ def test_no_run_has_no_name(marked, tmp_path):
     assert run_processes("", tmp_path / "gone") == []
 
 
-def test_a_process_that_does_not_say_its_folder_is_left_alone(marked, tmp_path):
-    marked(**{RUN_MARK: "without-folder"})
-    marked(**{RUN_MARK: "cut-off", FOLDER_MARK: str(tmp_path / "gone")})
-    assert "cut-off" in listed(tmp_path) and "without-folder" not in listed(tmp_path)
+def test_a_process_that_does_not_say_its_folder_is_left_alone(marked, tmp_path, run_id):
+    marked(**{RUN_MARK: f"{run_id}-without-folder"})
+    marked(**{RUN_MARK: run_id, FOLDER_MARK: str(tmp_path / "gone")})
+    assert run_id in listed(tmp_path) and f"{run_id}-without-folder" not in listed(tmp_path)
 
 
-def test_a_process_that_ends_while_it_is_asked_belongs_to_no_other_run(marked, tmp_path, monkeypatch):
+def test_a_process_that_ends_while_it_is_asked_belongs_to_no_other_run(marked, tmp_path, monkeypatch, run_id):
     """Its environment reads as empty the second time, as that of a zombie does."""
-    process = marked(**{RUN_MARK: "ends-now", FOLDER_MARK: str(tmp_path / "gone")})
+    process = marked(**{RUN_MARK: run_id, FOLDER_MARK: str(tmp_path / "gone")})
     asked = []
 
     def once(pid):
@@ -65,9 +73,9 @@ def test_a_process_that_ends_while_it_is_asked_belongs_to_no_other_run(marked, t
     assert "" not in listed(tmp_path) and process.poll() is None
 
 
-def test_of_a_run_that_ends_while_it_is_looked_at_nothing_is_left(marked, tmp_path, monkeypatch):
+def test_of_a_run_that_ends_while_it_is_looked_at_nothing_is_left(marked, tmp_path, monkeypatch, run_id):
     """Its madlite ends what it has running, then gives its lock back: what was seen before is gone by then."""
-    process = marked(**{RUN_MARK: "ends-now", FOLDER_MARK: str(tmp_path / "ends-now")})
+    process = marked(**{RUN_MARK: run_id, FOLDER_MARK: str(tmp_path / "ends-now")})
     containers = [
         {"Id": name, "Names": [f"/{name}"], "Image": "i", "Status": "Up", "Labels": {RUN_LABEL: name, FOLDER_LABEL: ""}}
         for name in ("ends-too", "stays")
@@ -88,7 +96,7 @@ def test_of_a_run_that_ends_while_it_is_looked_at_nothing_is_left(marked, tmp_pa
     monkeypatch.setattr(leftovers, "may_be_alive", ends)
     monkeypatch.setattr(dead_processes, "may_be_alive", ends)
     found = [one.run_id for one in find_leftovers(tmp_path, NO_ENGINE).leftovers]
-    assert "ends-now" not in found and "ends-too" not in found and "stays" in found
+    assert run_id not in found and "ends-too" not in found and "stays" in found
 
 
 @each_row(("pids", "only"), [([0, 0], None), ([], None), ([4321, 0], "4321")])

@@ -114,9 +114,9 @@ def test_an_engine_that_does_not_answer_is_a_note(tmp_path):
     assert found.notes[0].startswith("no Docker Engine answers at unix:///nonexistent")
 
 
-def gpus_text(environ: dict[str, str], limit: str = "limit_s=3") -> str:
+def gpus_text(environ: dict[str, str], limit_s: int = 60) -> str:
     """Return what the script shows of the GPUs."""
-    words = [word.replace("limit_s=3", limit) for word in script_command("gpus")]
+    words = [word.replace("limit_s=3", f"limit_s={limit_s}") for word in script_command("gpus")]
     return subprocess.run(words, env=environ, capture_output=True, text=True, check=False).stdout
 
 
@@ -144,7 +144,7 @@ def test_the_gpus_tools_that_are_there_are_asked_and_rocm_smi_where_amd_smi_says
 def test_a_gpu_tool_that_hangs_hides_no_other(tools, hanging):
     every = {name: f"echo {name}\n" for name in ("nvidia_smi", "amd_smi", "rocm_smi")}
     every[hanging] = "echo begun\nexec sleep 60\n"
-    shown = gpus_text(tools(**every), "limit_s=1").splitlines()
+    shown = gpus_text(tools(**every), limit_s=4).splitlines()
     others = ["nvidia_smi", "rocm_smi"] if hanging == "amd_smi" else ["amd_smi"]
     assert sorted(set(shown)) == sorted({"begun", *others})
 

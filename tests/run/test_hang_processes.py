@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from uuid import uuid4
 
 import pytest
 
@@ -45,6 +46,9 @@ def test_stopped_processes_and_deaf_ones_are_named():
     assert notes_of(found[2:5]) == ()
 
 
+RUN = f"test-hang-processes-{uuid4().hex}"
+
+
 def listed(mark: str, what: str = "processes") -> tuple[ProcessInfo, ...]:
     command = script_command(what, f"MADLITE_RUN_ID={mark}")
     return read_processes(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -52,14 +56,14 @@ def listed(mark: str, what: str = "processes") -> tuple[ProcessInfo, ...]:
 
 @pytest.mark.host
 def test_a_runs_processes_are_found_by_their_mark():
-    code = "import subprocess, sys\nsubprocess.run(['sleep', '60'])"
-    env = {**os.environ, "MADLITE_RUN_ID": "test-hang-processes", "RANK": "5"}
+    code = "import subprocess, sys\nsubprocess.run(['sleep', '600'])"
+    env = {**os.environ, "MADLITE_RUN_ID": RUN, "RANK": "5"}
     started = subprocess.Popen([sys.executable, "-c", code], env=env, start_new_session=True)
     try:
-        wait_until(lambda: [process.command for process in listed("test-hang-processes")][1:] == ["sleep 60"])
-        first, second = listed("test-hang-processes")
+        wait_until(lambda: [process.command for process in listed(RUN)][1:] == ["sleep 600"])
+        first, second = listed(RUN)
         assert (first.pid, first.rank, second.parent) == (started.pid, "5", started.pid)
-        assert "\n" not in first.command and first.command.endswith("['sleep', '60'])")
+        assert "\n" not in first.command and first.command.endswith("['sleep', '600'])")
         assert listed("another") == ()
     finally:
         os.killpg(started.pid, signal.SIGKILL)
@@ -72,14 +76,14 @@ def test_a_command_is_shown_as_it_is_and_what_supervises_it_is_left_out(tmp_path
     shell.parent.mkdir()
     shutil.copy("/bin/sh", shell)
     words = [str(shell), "-c", r"read -r line  # \c a\tb \0101 C:\new"]
-    env = {**os.environ, "MADLITE_RUN_ID": "test-hang-command"}
+    env = {**os.environ, "MADLITE_RUN_ID": RUN}
     started = [
         subprocess.Popen(words, stdin=subprocess.PIPE, env={**env, **more}, start_new_session=True)
         for more in ({}, {SUPERVISOR_MARK: "1"})
     ]
     try:
-        wait_until(lambda: [process.command for process in listed("test-hang-command")] == [" ".join(words)])
-        assert listed("test-hang-command", "stacks") == (), "no program named python"
+        wait_until(lambda: [process.command for process in listed(RUN)] == [" ".join(words)])
+        assert listed(RUN, "stacks") == (), "no program named python"
     finally:
         for process in started:
             process.communicate()

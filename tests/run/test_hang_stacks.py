@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -42,14 +44,21 @@ def test_the_main_threads_frames_are_read_wherever_it_stands():
     assert main_frames("Error: Permission denied") == []
 
 
-MARK = "MADLITE_RUN_ID=test-hang-stacks"
+RUN = f"test-hang-stacks-{uuid4().hex}"
+MARK = f"MADLITE_RUN_ID={RUN}"
+
+
+def limited(words: Sequence[str], limit_s: int) -> list[str]:
+    """Return the script's command with another limit of a dump: on a busy machine all takes longer."""
+    assert any("limit_s=10" in word for word in words)
+    return [word.replace("limit_s=10", f"limit_s={limit_s}") for word in words]
 
 
 @pytest.fixture
 def waiting():
     """A Python process of a run, which waits."""
-    code = "import time\ndef waits_here():\n    print('begun', flush=True)\n    time.sleep(60)\nwaits_here()"
-    env = {**os.environ, "MADLITE_RUN_ID": "test-hang-stacks"}
+    code = "import time\ndef waits_here():\n    print('begun', flush=True)\n    time.sleep(600)\nwaits_here()"
+    env = {**os.environ, "MADLITE_RUN_ID": RUN}
     started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env, start_new_session=True)
     started.stdout.readline()
     yield started.pid
@@ -61,11 +70,11 @@ def waiting():
 def stacks(tmp_path, waiting):
     """Return what the script shows of that process, with a stand-in for py-spy of a shell script."""
 
-    def shown(script: str, beside: str = "", path: str = "/usr/bin:/bin") -> str:
+    def shown(script: str, beside: str = "", path: str = "/usr/bin:/bin", limit_s: int = 60) -> str:
         stand_in = tmp_path / "py-spy"
         stand_in.write_text("#!/bin/sh\n" + script)
         stand_in.chmod(0o755)
-        words = [word.replace("limit_s=10", "limit_s=1") for word in script_command("stacks", MARK, beside)]
+        words = limited(script_command("stacks", MARK, beside), limit_s)
         return subprocess.run(words, env={"PATH": path}, capture_output=True, text=True, check=False).stdout
 
     return shown
@@ -84,7 +93,7 @@ def test_py_spy_is_looked_for_on_the_path_and_beside_the_interpreter(stacks, tmp
 
 @pytest.mark.host
 def test_a_process_that_cannot_be_paused_in_time_is_dumped_without(stacks, tmp_path, waiting):
-    said = stacks('[ "$2" = --nonblocking ] && echo "$@" && exit\nexec sleep 60\n', str(tmp_path / "py-spy"))
+    said = stacks('[ "$2" = --nonblocking ] && echo "$@" && exit\nexec sleep 60\n', str(tmp_path / "py-spy"), limit_s=5)
     assert said.endswith(f"\ndump --nonblocking --pid {waiting}\n")
 
 
@@ -97,6 +106,6 @@ def test_why_there_is_no_dump_is_told(stacks, tmp_path):
 
 @pytest.mark.host
 def test_a_real_process_is_dumped(waiting):
-    words = script_command("stacks", MARK, str(Path(sys.executable).with_name("py-spy")))
+    words = limited(script_command("stacks", MARK, str(Path(sys.executable).with_name("py-spy"))), 60)
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert locate_ranks(read_processes(done.stdout)).text == "in waits_here (<string>:4) < <module> (<string>:5)"

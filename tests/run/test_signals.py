@@ -14,7 +14,7 @@ from madlite.model import Cause
 from madlite.run.stop import Signals
 from tests.rows import each_row
 
-LONG_S = 30.0
+LONG_S = 120.0
 
 
 @each_row(

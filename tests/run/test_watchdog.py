@@ -21,7 +21,8 @@ from madlite.run.watchdog import (
 )
 from tests.factories import make_plan
 from tests.rows import each_row
-from tests.run.test_stop import FakeSession
+from tests.run.test_stop import LONG_S, FakeSession
+from tests.waiting import wait_until
 
 FOUND = HangReport(
     notes=("2 of 2 processes stopped",),
@@ -52,7 +53,7 @@ class Dog:
 
     def probe_hang(self, cancelled: threading.Event) -> HangReport:
         self.asked.append(cancelled)
-        self.through.wait(10)
+        self.through.wait(LONG_S)
         if self.fails:
             raise OSError("no such thing")
         return FOUND
@@ -73,7 +74,7 @@ class Dog:
         self.through.set()
         for thread in threading.enumerate():
             if thread.name == "madlite-hang-probe":
-                thread.join(10)
+                thread.join(LONG_S)
 
 
 @pytest.fixture
@@ -138,7 +139,8 @@ def test_a_run_that_goes_on_meanwhile_is_not_stopped(dog):
     dog.finish()
     assert dog.check() is None and dog.said[-1] == "it goes on"
     dog.through.clear()
-    assert dog.check(400) is None and len(dog.asked) == 2, "the next hang is looked at again"
+    assert dog.check(400) is None
+    wait_until(lambda: len(dog.asked) == 2, "the next hang is looked at again: that")
 
 
 def test_an_inquiry_that_fails_or_hangs_itself_delays_the_stop_and_no_more(dog, caplog):
@@ -151,6 +153,7 @@ def test_an_inquiry_that_fails_or_hangs_itself_delays_the_stop_and_no_more(dog, 
 
 def test_an_inquiry_that_hangs_is_not_waited_for(dog):
     dog.check(300)
+    wait_until(lambda: dog.asked)
     assert dog.check(HANG_PROBE_LIMIT_S - 1) is None
     reason = dog.check(2)
     assert reason.cause is Cause.HANG and "here/" not in reason.text
@@ -164,10 +167,10 @@ def test_there_is_nothing_to_look_at_between_actions(dog):
 
 
 class Hanging:
-    """A watch over a session whose action is silent; its limit is over at once."""
+    """A watch over a session whose action is silent; its limit is over at once, where the test has no other."""
 
-    def __init__(self, folder, probe_hang, limit_s: float | None = None) -> None:
-        plan = make_plan(folder, result_rule=ResultRule(kind="steps"), start_silence_s=0.02)
+    def __init__(self, folder, probe_hang, limit_s: float | None = None, silence_s: float = 0.02) -> None:
+        plan = make_plan(folder, result_rule=ResultRule(kind="steps"), start_silence_s=silence_s)
         self.said: list[str] = []
         dog = Watchdog(StallDetector(plan), probe_hang, say=self.said.append)
         self.watch, self.session = StopControl(limit_s, 5.0, self.said.append, dog), FakeSession()
@@ -176,7 +179,7 @@ class Hanging:
         with self.watch.guard(self.session), self.watch.following(lambda chunk: None) as feed:
             feed(Chunk(data=b"begun\n"))
             meanwhile()
-            assert self.session.over.wait(10)
+            assert self.session.over.wait(LONG_S)
         return self.watch.reason
 
 
@@ -189,7 +192,7 @@ def test_the_watch_stops_a_run_that_hangs_as_gently_as_at_its_time_limit(tmp_pat
 
 
 def test_a_stop_by_ctrl_c_names_the_next_one(tmp_path):
-    hanging = Hanging(tmp_path, lambda cancelled: FOUND)
+    hanging = Hanging(tmp_path, lambda cancelled: FOUND, silence_s=3600.0)  # else it may be stopped for that first
     hanging.run(lambda: hanging.watch.request(StopReason(cause=Cause.INTERRUPTED, text="interrupted (Ctrl-C)")))
     assert hanging.said[-1] == "stopping after Ctrl-C; press Ctrl-C again to kill it at once"
 
@@ -200,12 +203,12 @@ def test_ctrl_c_and_the_clock_win_while_the_evidence_is_collected_and_call_it_of
 
     def probe_hang(cancelled: threading.Event) -> HangReport:
         asked.set()
-        if cancelled.wait(10):
+        if cancelled.wait(LONG_S):
             called_off.set()
         return FOUND
 
     def interrupt() -> None:
-        assert asked.wait(10)
+        assert asked.wait(LONG_S)
         if by is Cause.INTERRUPTED:
             hanging.watch.request(StopReason(cause=by, text="interrupted (Ctrl-C)"))
         clock.close()
@@ -213,7 +216,7 @@ def test_ctrl_c_and_the_clock_win_while_the_evidence_is_collected_and_call_it_of
     hanging, clock = Hanging(tmp_path, probe_hang, limit_s=0.01 if by is Cause.TIMEOUT else None), ExitStack()
     clock.enter_context(hanging.watch.paused_limit())  # which begins to count when it is looked at
     assert hanging.run(interrupt).cause is by
-    assert hanging.session.stops == [5.0] and called_off.is_set()
+    assert hanging.session.stops == [5.0] and called_off.wait(LONG_S)
 
 
 def test_a_run_that_ends_by_itself_while_it_is_looked_at_has_no_reason(tmp_path):
@@ -221,13 +224,13 @@ def test_a_run_that_ends_by_itself_while_it_is_looked_at_has_no_reason(tmp_path)
 
     def probe_hang(cancelled: threading.Event) -> HangReport:
         asked.set()
-        cancelled.wait(10)
+        cancelled.wait(LONG_S)
         return FOUND
 
     hanging = Hanging(tmp_path, probe_hang)
 
     def end() -> None:
-        assert asked.wait(10)
+        assert asked.wait(LONG_S)
         hanging.session.over.set()
 
     assert hanging.run(end) is None and hanging.session.stops == []
@@ -243,5 +246,5 @@ def test_a_time_limit_names_the_silence_that_it_ended(tmp_path):
     with watch.guard(session), watch.following(lambda chunk: None):
         now[0] = 250.0
         clock.close()
-        assert session.over.wait(10)
+        assert session.over.wait(LONG_S)
     assert watch.reason.text == "timed out after 0.05 s; no output for 250 s before the first step"

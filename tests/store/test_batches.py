@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -27,23 +25,21 @@ from madlite.store.batches import (
 )
 from madlite.store.events import EVENTS, BatchEnded, Ended, EventLog, RequestedRun, Started, Submitted, append
 from madlite.store.folder import PLAN
+from tests.forked import kill_this_process, run_killed
 
 THREE = [RequestedRun(id="r1", card="m1"), RequestedRun(id="r2", card="m2"), RequestedRun(id="r3", card="m3")]
-KILLED = """
-import os, sys
-from pathlib import Path
-from madlite.store.batches import BatchLog
-from madlite.store.events import RequestedRun
-batch = BatchLog(Path(sys.argv[1]), ("run", "--tags", "t"))
-batch.request([RequestedRun(id=f"r{n}", card=f"m{n}") for n in (1, 2, 3)])
-batch.begin("r1"), batch.end("r1"), batch.begin("r2")
-os.kill(os.getpid(), 9)
-"""
 
 
 def kill(workspace: Path) -> None:
-    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
-    subprocess.run([sys.executable, "-c", KILLED, str(workspace)], env={**os.environ, "PYTHONPATH": path})
+    """Begin a batch whose madlite is killed in its second run."""
+
+    def begin() -> None:
+        batch = BatchLog(workspace, ("run", "--tags", "t"))
+        batch.request(THREE)
+        batch.begin("r1"), batch.end("r1"), batch.begin("r2")
+        kill_this_process()
+
+    run_killed(begin)
 
 
 def start(workspace: Path, *names: str) -> None:

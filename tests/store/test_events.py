@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from madlite.store.events import (
     is_own,
 )
 from madlite.store.folder import open_runs
+from tests.other_users import open_folder
 from tests.perfcsv.limits import in_child
 
 
@@ -110,9 +110,8 @@ def test_runs_with_their_rows_and_record_are_settled(tmp_path: Path):
 
 @pytest.fixture
 def open_space() -> Iterator[Path]:
-    """Yield a folder that other users reach, which pytest's own they do not."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
+    with open_folder() as folder:
+        yield folder
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import stat
-import traceback
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +17,8 @@ from madlite.errors import UsageProblem
 from madlite.machine.processes import RUN_MARK
 from madlite.model import Gpu
 from madlite.store.gpu_leases import LeaseFolder, LeaseHolder, lease_folder, lease_names, own_lease_folder
+from tests.forked import end_of, kill_this_process, run_killed, start_forked
+from tests.other_users import open_folder
 from tests.rows import each_row
 
 NOBODY = 65534
@@ -29,26 +29,21 @@ ME = LeaseHolder(user="me", uid=1, pid=os.getpid(), run="r1", folder="/w/madlite
 
 def as_user(uid: int, act: Callable[[], object]) -> None:
     """Do something in a process of another user; an exception of it fails the test."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(uid)
-            os.setuid(uid)
-            act()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    def act_as_user() -> None:
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+        act()
+
+    assert end_of(start_forked(act_as_user)) == 0
 
 
 @pytest.fixture
-def folder(tmp_path):
-    for place in (tmp_path, *tmp_path.parents[:3]):  # which pytest makes for its own user
-        if place.stat().st_uid == os.geteuid() and place != Path("/tmp"):
-            place.chmod(0o755 if place != tmp_path else 0o1777)
-    return tmp_path / "leases"
+def folder():
+    """Yield a folder that is not there, in one that all users reach."""
+    with open_folder(0o1777) as place:
+        yield place / "leases"
 
 
 def test_a_lease_is_one_process_s_and_says_whose(folder):
@@ -66,13 +61,12 @@ def test_a_lease_is_one_process_s_and_says_whose(folder):
 
 def test_a_lease_of_a_killed_process_is_free_and_names_it(folder):
     def be_killed() -> None:
-        LeaseFolder(folder).take(NAME)[0].note(ME)
-        os.kill(os.getpid(), signal.SIGKILL)
+        leases = LeaseFolder(folder)
+        lease, _ = leases.take(NAME)
+        lease.note(ME)
+        kill_this_process()
 
-    pid = os.fork()
-    if pid == 0:
-        be_killed()
-    os.waitpid(pid, 0)
+    run_killed(be_killed)
     with closing(LeaseFolder(folder)) as leases:
         lease, dead = leases.take(NAME)
         assert dead == ME
@@ -89,14 +83,10 @@ def test_a_kill_while_an_owner_is_written_leaves_its_run_in_the_lease(tmp_path, 
     def killed() -> None:
         lease, _ = LeaseFolder(folder).take(NAME)
         lease.note(replace(ME, handle="0123456789ab" * 2))
-        monkeypatch.setattr(os, moment, lambda *args: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr(os, moment, kill_this_process)
         lease.note(replace(ME, handle=handle))
 
-    pid = os.fork()
-    if pid == 0:
-        killed()
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    run_killed(killed)
     with closing(LeaseFolder(folder)) as leases:
         (state,) = leases.states([NAME])
         assert not state.locked and state.holder is not None and state.holder.run == ME.run
@@ -192,12 +182,11 @@ def test_another_user_s_own_folder_is_a_sentence(folder):
 @pytest.mark.host
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 @each_row("mode", [0o755, 0o700, 0o777])
-def test_a_folder_that_another_user_keeps_for_himself_is_replaced_by_one_s_own(folder, tmp_path, monkeypatch, mode):
+def test_a_folder_that_another_user_keeps_for_himself_is_replaced_by_one_s_own(folder, monkeypatch, mode):
     monkeypatch.setattr("madlite.store.gpu_leases._places", lambda: (folder, folder))
     folder.mkdir(exist_ok=True)
     folder.chmod(mode)
-    tmp_path.chmod(0o777)
-    own = tmp_path / "own"
+    own = folder.with_name(f"own-{mode:o}")
 
     def have_own() -> None:
         with closing(LeaseFolder(folder, own)) as leases, closing(LeaseFolder(folder, own)) as other:

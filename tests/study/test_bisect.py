@@ -193,7 +193,7 @@ def test_git_bisect_names_the_same_commits(tmp_path: Path, first: int, failing: 
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.com", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
 
     git("init", "-q")
     for item in range(count):

@@ -17,7 +17,7 @@ SUBJECTS = ("one", "two\x0cpages", "three\x85lines", "four \u2028 lines", "five"
 def test_a_subject_with_any_line_end_in_it_is_one_commit(tmp_path: Path):
     def git(*words: str, text: str = "") -> str:
         command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.com", *words]
-        done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=60, check=True)
+        done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=240, check=True)
         return done.stdout.decode()
 
     git("init", "-q")

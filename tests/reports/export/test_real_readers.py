@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from madlite.cli.main import call
+from tests import commands
 from tests.engine_fixture import give_up
 from tests.postgres_server import PASSWORD, Postgres, postgres_server
 from tests.reports.export.sources import VALUES, write_perf
@@ -99,9 +100,9 @@ def test_postgresql_has_each_result_once_with_its_types(postgres: Postgres, caps
 
 
 def test_two_exports_at_once_make_one_table(postgres: Postgres, folder):
-    words = [sys.executable, "-m", "madlite", "export", "--to", "postgresql", "-o", postgres.url]
+    words = ("export", "--to", "postgresql", "-o", postgres.url, "--option", "table=both")
     environ = {**os.environ, "PGPASSWORD": PASSWORD}
-    both = [subprocess.Popen([*words, "--option", "table=both"], env=environ) for _ in range(2)]
+    both = [commands.start(words, folder, environ, stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [one.wait() for one in both] == [0, 0]
     assert postgres.query("SELECT count(*) FROM both_".replace("both_", '"both"')) == [(5,)]
 
@@ -111,8 +112,8 @@ def test_files_that_several_append_to_lose_nothing(folder):
     names = [f"p{n}.csv" for n in range(5)]
     for n, name in enumerate(names):
         (folder / name).write_text(f"model,performance,metric,status\nown{n},{n + 1},x,SUCCESS\nshared,9,x,SUCCESS\n")
-    words = [sys.executable, "-m", "madlite", "export", "--to", "csv", "--append", "-o", "all.csv"]
-    started = [subprocess.Popen([*words, name]) for name in names]
+    words = ("export", "--to", "csv", "--append", "-o", "all.csv")
+    started = [commands.start((*words, name), folder, os.environ, stdout=subprocess.DEVNULL) for name in names]
     assert [one.wait() for one in started] == [0] * 5
     lines = (folder / "all.csv").read_text().splitlines()
     assert len(lines) == 1 + 5 + 1 and len({line.split(",")[0] for line in lines}) == 7
