@@ -72,10 +72,12 @@ class Checkout:
         """Run `madlite run` to its end."""
         return self.madlite("run", "--runtime", self.runtime, *self.words, *args, env=env, limit_s=limit_s, first=first)
 
-    def start(self, *args: str, **streams: commands.Stream) -> commands.Started:
-        """Start `madlite run` in a process group of its own."""
+    def start(
+        self, *args: str, constants: Mapping[str, float] | None = None, **streams: commands.Stream
+    ) -> commands.Started:
+        """Start `madlite run` in a process group of its own; constants: as of `commands.start`."""
         words = ("run", "--runtime", self.runtime, *self.words, *args)
-        return commands.start(words, self.folder, self.env, self.before, **streams)
+        return commands.start(words, self.folder, self.env, self.before, constants=constants, **streams)
 
     def madlite(
         self, *args: str, env: Mapping[str, str] | None = None, limit_s: float = 240, first: Sequence[str] = ()
