@@ -33,7 +33,7 @@ def repository(folder: Path, count: int = COUNT) -> list[str]:
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.com", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
 
     folder.mkdir()
     git("init", "-q")
@@ -93,7 +93,7 @@ def test_a_killed_bisect_of_recipe_files_goes_on_and_repeats_no_run(on_host: Che
     started = start(on_host, *words)
     on_host.wait_for("begun")
     os.kill(started.pid, signal.SIGKILL)
-    started.wait(60)
+    started.wait()
     before = {one["id"]: one for one in on_host.records()}
     assert len(before) == 9
     (on_host.folder / "pause").unlink()
@@ -185,7 +185,7 @@ def test_an_interrupted_bisect_says_how_it_goes_on(on_host: Checkout):
     started = start(on_host, "--between", "1.toml,2.toml")
     on_host.wait_for("begun")
     started.send_signal(signal.SIGINT)
-    out, _ = started.communicate(timeout=120)
+    out, _ = started.communicate(timeout=240)
     (study,) = {one["study"]["id"] for one in on_host.records()}
     assert started.returncode == 130 and f"--resume={study} goes on" in out
     assert "STANDS" not in out, "no item has a run that tells of it"
@@ -240,7 +240,7 @@ def test_images_are_bisected_over_a_kill(tmp_path: Path, engine: str, built: lis
     started = start(checkout, *words)
     wait_until(lambda: len(checkout.records()) >= 3, "three runs")
     os.kill(started.pid, signal.SIGKILL)
-    started.wait(60)
+    started.wait()
     before = {one["id"] for one in checkout.records()}
     done = bisect(checkout, *words, "--resume")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -51,7 +51,7 @@ def test_torchtitans_rows_are_those_of_its_log(demo):
     row = rows["tokens_per_s_per_gpu"]
     assert (row["mode"], row["precision"], row["training_precision"]) == ("pretrain", "FP32", "FP32")
     assert (row["n_gpus"], row["num_gpus"], row["device"], row["gpu_architecture"]) == ("0", "0", "cpu", "cpu")
-    assert row["launcher"] == "torchrun" and 0 < float(row["test_duration"]) < 120
+    assert row["launcher"] == "torchrun" and 0 < float(row["test_duration"]) < 600
 
 
 def test_loras_rows_are_those_of_its_log(demo):

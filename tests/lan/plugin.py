@@ -40,7 +40,7 @@ from madlite import (
     when_stopped,
 )
 
-ANSWER_S = 20.0
+ANSWER_S = float(os.environ.get("LAN_ANSWER_S", "20"))
 SETTLE_S = 5.0  # for a killed action to be told as ended
 STOPPED = 130
 
