@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from madlite import RuntimeProblem
+from tests import commands
 from tests.engine.checkout import Checkout
 from tests.lan.nodes import nodes
 from tests.lan.plugin import ask
@@ -61,7 +62,8 @@ def checkout(lan, tmp_path):
     (site / "METADATA").write_text("Metadata-Version: 2.1\nName: lan\nVersion: 1.0\n")
     (site / "entry_points.txt").write_text("[madlite]\nlan = tests.lan.plugin\n")
     made = Checkout(tmp_path / "mad", "lan", "unix:///nonexistent")
-    made.env |= {"PYTHONPATH": f"{ROOT}:{site.parent}", "LAN_NODES": ",".join(lan)}
+    made.first = (commands.LOOK_IN, str(ROOT), str(site.parent))
+    made.env["LAN_NODES"] = ",".join(lan)
     return made
 
 
