@@ -90,7 +90,6 @@ class Machine:
         self.env = {
             **os.environ,
             "PATH": f"{folder}/bin:{os.environ['PATH']}",
-            "PYTHONPATH": f"{folder}/fake",
             "NCCL_DEBUG": "WARN",
             "HF_TOKEN": "hf_averysecretone",
             "STRANGER": "0",
@@ -104,8 +103,9 @@ class Machine:
         (self.folder / "bin" / name).chmod(0o755)
 
     def run(self, *more: str) -> subprocess.CompletedProcess[str]:
-        words = ["run", "--tags", "torchrun_script", "--runtime", "host", "--set", "script=train.py", "--set", STEP]
-        return commands.run([*words, "--set", "steps=30", *more], self.folder, self.env)
+        sets = ("script=train.py", STEP, "steps=30", f"env.PYTHONPATH={self.folder}/fake")
+        words = ["run", "--tags", "torchrun_script", "--runtime", "host", *(f"--set={one}" for one in sets)]
+        return commands.run([*words, *more], self.folder, self.env)
 
     def record(self) -> dict:
         (path,) = self.folder.glob("madlite_runs/*/record.json")
