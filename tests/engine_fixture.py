@@ -53,10 +53,11 @@ def engine() -> str:
     home = Path(os.environ[OF_THE_RUN], "engine")
     address = f"unix://{home}/sock"
     with _alone():
-        if not answers(address):
+        if not (home / "ready").exists():  # one that runs may be too busy to answer at once
             shutil.rmtree(home, ignore_errors=True)
             home.mkdir()
             wait_until_it_answers(address, start_engine(home), home / "log")
+            (home / "ready").touch()
     return address
 
 
@@ -71,7 +72,7 @@ def end_run() -> None:
     import psutil
 
     folder = Path(os.environ.pop(OF_THE_RUN))
-    with suppress(OSError, ValueError, psutil.NoSuchProcess):
+    with suppress(OSError, ValueError, psutil.NoSuchProcess, psutil.TimeoutExpired):
         daemon = psutil.Process(int((folder / "engine/pid").read_text()))
         daemon.terminate()
         daemon.wait(START_LIMIT_S)
@@ -133,6 +134,15 @@ def _small_archive() -> Path:
             if _OF_THE_SMALL.fullmatch(member.name):
                 small.addfile(member, base.extractfile(member) if member.isreg() else None)
     return archive
+
+
+def spare_given(address: str, folder: Path) -> None:
+    """Remove what a test built from an engine that was given.
+
+    Ours goes with all that it has: another worker may be about to run an image of that name, or has built the same one.
+    """
+    if address == os.environ.get("MADLITE_TEST_DOCKER_HOST"):
+        remove_built(address, folder)
 
 
 def remove_built(address: str, folder: Path) -> None:

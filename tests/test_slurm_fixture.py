@@ -15,7 +15,8 @@ pytestmark = pytest.mark.engine
 
 def test_a_job_has_its_nodes_and_gpus(slurm: SlurmCluster) -> None:
     lines = slurm.checked(
-        *("srun", "-N2", "--ntasks-per-node=1", "--gres=gpu:2", "bash", "-c"),
+        # on nodes whose GPUs no other test counts
+        *("srun", "-wn3,n4", "-N2", "--ntasks-per-node=1", "--gres=gpu:2", "bash", "-c"),
         'echo "$SLURM_NODEID $SLURMD_NODENAME $SLURM_NNODES $ROCR_VISIBLE_DEVICES"',
     )
     of_nodes = sorted(line.split() for line in lines.splitlines())

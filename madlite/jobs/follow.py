@@ -218,10 +218,10 @@ class Follower:
             is_full = tells_no_space(done.message)  # which is said once of all runs
             text = f"{done.run_id}: {done.message}{f'; {_NO_ROOM}' if is_full else ''}"
             self._warn_once(text, what=_NO_ROOM if is_full else done.message)
-            return
-        if done.result is not None:
-            self.results.append(done.result)
-        self._screen.ended(done, plan)
+        elif done.run_id not in self._told:  # it comes with each look until its end could be noted
+            self._told.add(done.run_id)
+            self.results += [done.result] if done.result is not None else []
+            self._screen.ended(done, plan)
 
     def _warn_once(self, *texts: str, what: str = "") -> None:
         for text in texts:

@@ -17,7 +17,7 @@ from tests.chaos.killer import _is_supervisor
 from tests.csv_rows import csv_rows
 from tests.engine.test_parallel import QUICK, Machine
 
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 GPUS = 8
 # each GPU's file has the process that is on it: who finds a living one there shares the GPU
 SCRIPT = """

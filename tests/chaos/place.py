@@ -15,7 +15,7 @@ from tests.chaos.attacks import Round
 from tests.chaos.cards import STAND_IN, TRUTH_BYTES, Part
 from tests.engine.checkout import Checkout
 
-LIMIT_S = 90.0
+LIMIT_S = 240.0
 _TMPFS = "size=6m,nr_inodes=600"
 AFTER = Part("after", "quick", 0.0, "7.5")
 _EARLIER = {

@@ -1,27 +1,24 @@
 """Play a scenario at its fail points: `python -m tests.crash.driver SCENARIO FOLDER [WORDS | K/N]`.
 
-Played are all of them, those that have the words, or the K-th of every N.  Each command is a child of this process,
-which has imported all of madlite once.  What broke is printed as JSON.
+Played are all of them, those that have the words, or the K-th of every N.  What broke is printed as JSON.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import shutil
 import signal
 import sys
-import time
 from pathlib import Path
 
-from madlite.cli.main import call
-from madlite.jobs import job
-from tests.commands import import_all
-from tests.crash.fail_points import Events, Point, points
+from tests import commands
+from tests.crash.fail_points import Point, points
 from tests.crash.scenarios import SCENARIOS, broken_promises, make_folder
 
-LIMIT_S = 60
+INSTALL = "tests.crash.fail_points.install"
+# these jobs' files need no time to be seen, and the answers of the stand-ins cost nothing
+PAUSES = {"madlite.jobs.job.GRACE_S": 0.1, "madlite.jobs.job.POLL_S": 0.1, "madlite.jobs.follow.TICK_S": 0.02}
 
 
 def play(name: str, root: Path, only: str = "") -> list[str]:
@@ -73,44 +70,24 @@ def screen_of(folder: Path) -> Path:
 
 
 def child(folder: Path, command: tuple[str, ...], point: Point | None) -> tuple[int, list[str]]:
-    """Run a command in a child of this process, and return its exit code (below 0 a signal) and its events."""
+    """Run a command, and return its exit code (below 0 a signal) and its events.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not come to its end.
+    """
     report = folder.parent / f"{folder.name}.events"
     report.unlink(missing_ok=True)
-    if not (pid := os.fork()):
-        _run(folder, command, point, report)
-    end = time.monotonic() + LIMIT_S
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        if time.monotonic() > end:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.005)
-    names = report.read_text().splitlines() if report.exists() else []
-    return os.waitstatus_to_exitcode(ended[1]), names
-
-
-def _run(folder: Path, command: tuple[str, ...], point: Point | None, report: Path) -> None:
-    """Be the child: never returns."""
-    screen = os.open(screen_of(folder), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.write(screen, f"$ madlite {' '.join(command)}    # {point or ''}\n".encode())
-    for fd in (1, 2):
-        os.dup2(screen, fd)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.chdir(folder)
-    os.environ["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
-    events = os.open(report, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    write = os.write
-    Events(folder, point, lambda name: write(events, f"{name}\n".encode()) and None).install()
-    code = 1
+    environ = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}"}
+    first = (INSTALL, str(folder), str(report), *map(str, point or ()))
+    with screen_of(folder).open("a") as screen:
+        print(f"$ madlite {' '.join(command)}    # {point or ''}", file=screen, flush=True)
+        started = commands.start(command, folder, environ, stdout=screen, first=first, constants=PAUSES)
     try:
-        code = call(list(command))
+        code = started.wait(commands.LIMIT_S)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        started.kill()
+    return code, report.read_text().splitlines() if report.exists() else []
 
 
 if __name__ == "__main__":
-    import_all()
-    os.fsync = lambda fd: None  # an event all the same: no point loses the power
-    gc.freeze()
-    job.GRACE_S = 0.1  # these jobs' files need no time to be seen
     print(json.dumps(play(sys.argv[1], Path(sys.argv[2]).resolve(), *sys.argv[3:]), indent=1))

@@ -23,8 +23,14 @@ _OF_FD = ("write", "pwrite", "writev", "fsync", "ftruncate", "posix_fallocate")
 _OF_PATHS = ("rename", "replace", "link", "symlink", "unlink", "remove", "mkdir", "rmdir")
 
 
+ROOM_AFTER = 200  # refused calls: far more than what does not wait for room asks for
+
+
 class Point(NamedTuple):
-    """The `at`-th event of a name, and what is done there: a kill after or amid it, or no space from it on."""
+    """The `at`-th event of a name, and what is done there: a kill after or amid it, or no space from it on.
+
+    A command that waits for space, as one that follows jobs does, gets it at last.
+    """
 
     fault: Fault
     name: str
@@ -40,7 +46,7 @@ class Events:
     def __init__(self, folder: Path, point: Point | None, seen: Callable[[str], None]) -> None:
         self._folder, self._point, self._seen = str(folder), point, seen
         self._counts: Counter[str] = Counter()
-        self._full = False
+        self._full, self._refused = False, 0
         self._pid = os.getpid()
 
     def install(self) -> None:
@@ -56,8 +62,7 @@ class Events:
                 return real(path, flags, *args, **named)
             fault = self._fault(f"create {inside}")
             self._full = self._full or fault == "full"
-            if self._full:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._take_room()
             fd = real(path, flags, *args, **named)
             if fault == "kill":
                 os.kill(self._pid, signal.SIGKILL)
@@ -70,13 +75,13 @@ class Events:
             path = self._path_of(args[0] if call in ("rename", "replace", "link", "symlink") else first, named)
             if path is None or os.getpid() != self._pid:
                 return real(first, *args, **named)
-            if call in _WRITES and self._full:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if call in _WRITES:
+                self._take_room()
             fault = self._fault(f"{call} {path}")
             if fault == "full":
                 self._full = True
                 if call in _WRITES:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    self._take_room()
             if fault == "torn":
                 real(first, bytes(args[0])[: len(args[0]) // 2], *args[1:], **named)
             else:
@@ -86,6 +91,13 @@ class Events:
             return done
 
         return change
+
+    def _take_room(self) -> None:
+        """Raise the error of a disk that is full where it is."""
+        if self._full:
+            self._refused += 1
+            self._full = self._refused < ROOM_AFTER
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _fault(self, name: str) -> Fault | None:
         self._counts[name] += 1
@@ -110,6 +122,16 @@ class Events:
         fd = next((named[key] for key in ("dst_dir_fd", "dir_fd") if named.get(key) is not None), None)
         base = os.readlink(f"/proc/self/fd/{fd}") if fd is not None else os.getcwd()
         return os.path.join(base, os.fsdecode(what))
+
+
+def install(folder: str, report: str, fault: Fault | Literal[""] = "", name: str = "", at: str = "0") -> None:
+    """Have this process note its events in a file, and end or find no space at a point, where there is one."""
+    events, write = os.open(report, os.O_WRONLY | os.O_CREAT | os.O_APPEND), os.write
+
+    def seen(event: str) -> None:
+        write(events, f"{event}\n".encode())
+
+    Events(Path(folder), Point(fault, name, int(at)) if fault else None, seen).install()
 
 
 def points(names: list[str]) -> list[Point]:

@@ -35,6 +35,7 @@ class Checkout:
     """A folder with cards and scripts, run by one runtime.
 
     before: a command that runs madlite's.
+    first: a function of the tests to call in the process of each command, and its arguments.
     words: options of every run; a test of what is found by asking has none.
     """
 
@@ -43,6 +44,7 @@ class Checkout:
         self.env = {**os.environ, "DOCKER_HOST": docker_host, "PYTHONUNBUFFERED": "1"}
         self.env.pop("BUILD_NUMBER", None)
         self.before: tuple[str, ...] = ()
+        self.first: tuple[str, ...] = ()
         self.words: tuple[str, ...] = UNPROBED
         self.cards: list[dict[str, object]] = []
         self.dockerfile = "docker/base"
@@ -72,16 +74,21 @@ class Checkout:
         """Run `madlite run` to its end."""
         return self.madlite("run", "--runtime", self.runtime, *self.words, *args, env=env, limit_s=limit_s, first=first)
 
-    def start(self, *args: str, **streams: commands.Stream) -> commands.Started:
-        """Start `madlite run` in a process group of its own."""
+    def start(
+        self, *args: str, constants: Mapping[str, float] | None = None, **streams: commands.Stream
+    ) -> commands.Started:
+        """Start `madlite run` in a process group of its own; constants: as of `commands.start`."""
         words = ("run", "--runtime", self.runtime, *self.words, *args)
-        return commands.start(words, self.folder, self.env, self.before, **streams)
+        return commands.start(
+            words, self.folder, self.env, self.before, first=self.first, constants=constants, **streams
+        )
 
     def madlite(
         self, *args: str, env: Mapping[str, str] | None = None, limit_s: float = 240, first: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; first: a function of the tests to call in its process, and its arguments."""
-        return commands.run(args, self.folder, {**self.env, **(env or {})}, self.before, limit_s, first)
+        environ = {**self.env, **(env or {})}
+        return commands.run(args, self.folder, environ, self.before, limit_s, first or self.first)
 
     def wait_for(self, text: str, limit_s: float = 240) -> Path:
         """Wait until a run's log holds the text, and return the log."""

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import fcntl
+import os
+from pathlib import Path
+
 import pytest
 
 from madlite.platforms.docker.runtime import DockerRuntime
 from tests.engine.checkout import NO_ENGINE, Checkout
-from tests.engine_fixture import remove_built
+from tests.engine_fixture import OF_THE_RUN, spare_given
 
 
 @pytest.fixture(params=[pytest.param("host", marks=pytest.mark.host), pytest.param("docker", marks=pytest.mark.engine)])
@@ -17,7 +21,7 @@ def checkout(request, tmp_path):
         docker_host = NO_ENGINE
     yield Checkout(tmp_path / "mad", request.param, docker_host)
     if request.param == "docker":
-        remove_built(docker_host, tmp_path)
+        spare_given(docker_host, tmp_path)
 
 
 @pytest.fixture(params=[pytest.param("host", marks=pytest.mark.host)])
@@ -37,3 +41,11 @@ def client(engine):
 
     with docker.APIClient(engine) as client:
         yield client
+
+
+@pytest.fixture
+def gpus_of_nodes(slurm):
+    """Have all GPUs of the shared Slurm's nodes for one test: which of them a job gets is what others have left."""
+    with Path(os.environ[OF_THE_RUN], "slurm-gpus").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

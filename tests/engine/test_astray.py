@@ -50,7 +50,7 @@ def test_a_daemon_with_an_empty_environment_ends_with_its_run(checkout):
     checkout.assert_nothing_left()
 
 
-@pytest.mark.parametrize("args", [("--timeout", "3"), ()])
+@pytest.mark.parametrize("args", [("--timeout", "6"), ()])
 def test_a_run_that_is_ended_from_outside_ends_its_daemons(checkout, args):
     started = checkout.start("--tags", "waits", *args)
     log = checkout.wait_for("begun")

@@ -58,14 +58,14 @@ def planned(tmp_path):
 @pytest.mark.host
 def test_of_three_at_once_one_is_stopped_and_one_fails_and_each_has_its_own_truth(tmp_path, screen, planned):
     plans, options, plugins = planned
-    plans = [plans[0], replace(plans[1], plan=replace(plans[1].plan, timeout_s=4)), plans[2]]
+    plans = [plans[0], replace(plans[1], plan=replace(plans[1].plan, timeout_s=8)), plans[2]]
     outcome = Batch(plans, options, plugins, screen, settings=BatchSettings(at_once=3)).run()
     assert [(result.status, result.cause, result.exit_code) for result in outcome.results] == [
         (Status.SUCCESS, Cause.NONE, 0),
         (Status.FAILURE, Cause.TIMEOUT, 9),
         (Status.FAILURE, Cause.EXIT_CODE, 7),
     ]
-    assert outcome.results[1].reason.startswith("timed out after 4 s")
+    assert outcome.results[1].reason.startswith("timed out after 8 s")
     assert outcome.exit_code is ExitCode.RUN_FAILED and outcome.not_started == ()
     rows = {row["model"]: (row["status"], row["performance"]) for row in csv_rows(options.output)}
     assert rows == {"good": ("SUCCESS", "5"), "stopped": ("FAILURE", ""), "bad": ("FAILURE", "")}
@@ -77,7 +77,7 @@ def test_of_three_at_once_one_is_stopped_and_one_fails_and_each_has_its_own_trut
     said = (tmp_path / "screen").read_text().splitlines()
     for number, name in enumerate(SCRIPTS, 1):
         assert f"[{number}/3] {name} goes on" in said, "of several runs each line has its run's number"
-    assert any(line.startswith("[2/3]") and "stopping: timed out after 4 s" in line for line in said)
+    assert any(line.startswith("[2/3]") and "stopping: timed out after 8 s" in line for line in said)
 
 
 @pytest.mark.host

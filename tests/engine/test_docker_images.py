@@ -16,8 +16,10 @@ from madlite.images import image as docker_pull
 from madlite.model import Cause, Image, Secret
 from tests.engine.registry import Registry
 from tests.factories import BASE_IMAGE, make_plan
+from tests.waiting import WAIT_S, wait_until
 
 pytestmark = pytest.mark.engine
+LONG = f"283.{os.getpid()}"  # seconds that no other test sleeps
 
 
 class Interrupted(BaseException):
@@ -127,14 +129,11 @@ def test_a_dockerfile_that_is_not_there_is_told(runtime, tmp_path):
 
 
 def test_a_build_ends_when_it_is_interrupted(runtime, tmp_path, dockerfile, interruptible):
-    image = dockerfile(f"FROM {BASE_IMAGE}\nRUN sleep 283\n")
-    interrupt_when(lambda: sleeping("283"))
+    image = dockerfile(f"FROM {BASE_IMAGE}\nRUN sleep {LONG}\n")
+    interrupt_when(lambda: sleeping(LONG))
     with pytest.raises(Interrupted):
         runtime.prepare(make_plan(tmp_path, image=image), lambda line: None)
-    deadline = time.monotonic() + 30
-    while sleeping("283") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not sleeping("283"), "the engine ends the build when the answer is closed"
+    wait_until(lambda: not sleeping(LONG), "the end of the build, whose answer was closed,")
 
 
 def test_an_image_is_pulled_with_progress_and_its_digest_recorded(runtime, client, tmp_path, registry):
@@ -174,7 +173,7 @@ def test_a_pull_ends_when_it_is_interrupted(runtime, tmp_path, registry, interru
     interrupt_when(registry.begun.is_set)
     with pytest.raises(Interrupted):
         runtime.prepare(make_plan(tmp_path, image=Image(ref=f"{registry.name}/slow:1")), lambda line: None)
-    assert registry.given_up.wait(30), "the engine ends the pull when the answer is closed"
+    assert registry.given_up.wait(WAIT_S), "the engine ends the pull when the answer is closed"
 
 
 def test_a_pull_is_refused_before_it_starts_where_the_disk_is_full(runtime, tmp_path, registry, monkeypatch):

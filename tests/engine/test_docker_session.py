@@ -24,6 +24,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.engine
 KILLED = 137
+LONG = f"sleep 286.{os.getpid()}"  # a command line that no other test has
 
 
 @pytest.fixture(autouse=True)
@@ -134,9 +135,10 @@ def test_the_container_and_its_later_actions_outlive_a_killed_action(runtime, tm
     output = Output()
     plan = make_plan(tmp_path, stop_grace_s=0.2)
     with runtime.open(plan) as session:
-        ended = session.run(bash(STUBBORN.format(child="setsid sleep 286 &"), timeout_s=0.5), output)
+        # time enough for a busy engine to begin it: before its trap any signal ends it
+        ended = session.run(bash(STUBBORN.format(child=f"setsid {LONG} &"), timeout_s=6.0), output)
         assert ended.code == KILLED and ended.timed_out
-        assert not processes("sleep 286")
+        assert not processes(LONG)
         assert session.run(bash("exit 4"), output).code == 4
 
 
@@ -158,9 +160,9 @@ def test_stopping_a_container_that_shares_the_hosts_processes_touches_nothing_el
         plan = make_plan(tmp_path, engine_options=EngineOptions(extra="--pid=host"))
         with runtime.open(plan) as session:
             thread = stop_once_it_said(session, output, b"ready", grace_s=0.3)
-            assert session.run(bash(STUBBORN.format(child="setsid sleep 285 &")), output).code == KILLED
+            assert session.run(bash(STUBBORN.format(child=f"setsid {LONG} &")), output).code == KILLED
             thread.join()
-        assert not processes("sleep 285") and bystander.poll() is None
+        assert not processes(LONG) and bystander.poll() is None
     finally:
         bystander.kill()
         bystander.wait()
@@ -169,9 +171,9 @@ def test_stopping_a_container_that_shares_the_hosts_processes_touches_nothing_el
 def test_what_leaves_its_session_among_the_hosts_processes_ends_with_the_container(runtime, tmp_path):
     plan = make_plan(tmp_path, engine_options=EngineOptions(extra="--pid=host"))
     with runtime.open(plan) as session:
-        assert session.run(bash("(env -i setsid sleep 286 > /dev/null 2>&1 &)"), Output()).code == 0
-        wait_until(lambda: processes("sleep 286"), "a process beside the session")
-    assert not processes("sleep 286")
+        assert session.run(bash(f"(env -i setsid {LONG} > /dev/null 2>&1 &)"), Output()).code == 0
+        wait_until(lambda: processes(LONG), "a process beside the session")
+    assert not processes(LONG)
 
 
 def test_leaving_by_an_exception_ends_the_workload_gently_and_removes_the_container(runtime, tmp_path):
@@ -330,11 +332,11 @@ def test_a_stop_while_the_container_hangs_in_a_signal_storm_returns(runtime, tmp
     output, before = Output(), threading.active_count()
     with runtime.open(make_plan(tmp_path)) as session:
         threads = [stop_once_it_said(session, output, b"ready", 0.2) for _ in range(4)]
-        assert session.run(bash(STUBBORN.format(child="setsid sleep 287 &")), output).code == KILLED
+        assert session.run(bash(STUBBORN.format(child=f"setsid {LONG} &")), output).code == KILLED
         for thread in threads:
-            thread.join(60)
+            thread.join(240)
             assert not thread.is_alive()
-    assert not processes("sleep 287"), "nor its child in another session"
+    assert not processes(LONG), "nor its child in another session"
     assert threading.active_count() < before + 20, "of this test; others before it may have left some"
 
 

@@ -72,7 +72,7 @@ def test_a_killed_run_leaves_its_beginning_and_its_end_and_a_follower_sees_both(
             assert piece, shown[-300:]
             shown += piece
         end(started, signal.SIGKILL)
-        shown += follow.communicate(timeout=60)[0]
+        shown += follow.communicate(timeout=240)[0]
     assert follow.returncode == 0 and b"line 0000001 of" in shown and shown.count(b"the very last line") == 1
     log = log_of(checkout)
     assert log.read_text().count("\n") > 700 and "line 0000001 of" in log.read_text()

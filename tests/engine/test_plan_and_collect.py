@@ -65,7 +65,7 @@ def test_a_job_that_is_queued_again_goes_on_after_a_stop_and_not_after_a_success
         lambda: any("began" in log.read_text() for log in checkout.folder.glob("madlite_runs/*/run.log")), "began"
     )
     started.send_signal(signal.SIGTERM)
-    started.wait(60)
+    started.wait()
     (checkout.folder / "stopped").touch()
     madlite(checkout, "run", *words, "--again")
     refused = checkout.madlite("run", *words, "--again")

@@ -95,5 +95,5 @@ def test_a_log_is_followed_while_its_run_goes_on(tmp_path):
     assert any(line == "begun\n" for line in lines)
     (checkout.folder / "go").touch()
     assert any("performance: 12.5" in line for line in lines)
-    assert monitor.wait(40) == 0
+    assert monitor.wait(240) == 0
     started.communicate(timeout=240)

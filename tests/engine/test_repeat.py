@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from tests.engine.checkout import Checkout, end
-from tests.engine_fixture import remove_built
+from tests.engine_fixture import spare_given
 
 # prints what the cache has, leaves a kernel of its own in it, and a number that grows with each run of the folder
 COUNTS = """cache=$TORCHINDUCTOR_CACHE_DIR
@@ -101,7 +101,7 @@ def test_a_manifest_is_repeated_and_an_image_is_built_anew_once(tmp_path, engine
         assert done.returncode == 0 and "2 of 2 runs, caches warm" in done.stdout, done.stdout + done.stderr
         assert [row["performance"] for row in checkout.rows] == ["2", "3", "5", "6"]
     finally:
-        remove_built(engine, tmp_path)
+        spare_given(engine, tmp_path)
 
 
 def test_a_warm_up_that_fails_ends_the_study_with_its_cause(on_host: Checkout):

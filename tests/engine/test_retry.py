@@ -69,7 +69,7 @@ def is_set_aside(checkout: Checkout) -> bool:
 
 def kill(started) -> str:
     started.kill()
-    return started.communicate(timeout=120)[0]
+    return started.communicate(timeout=240)[0]
 
 
 @pytest.mark.parametrize("line", first_of([HUB, PORT, PREEMPTED], 1))
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_the_wait_and_the_failed_attempt_has_its_row(checkout):
     started = checkout.start("--tags", "a,b", *LONG)
     wait_until(lambda: is_set_aside(checkout))
     started.send_signal(signal.SIGINT)
-    out = started.communicate(timeout=120)[0]
+    out = started.communicate(timeout=240)[0]
     assert started.returncode == 130 and "never started: b" in out and "not tried again" in out, out
     assert rows_of(checkout) == [("a", "", "FAILURE")] and [m for m, _ in superset_of(checkout)] == ["a"]
     (record,) = checkout.records()
@@ -160,7 +160,7 @@ def test_a_run_whose_wait_was_ended_is_run_again_by_resume(checkout):
     started = checkout.start("--tags", "a,b", *LONG)
     wait_until(lambda: is_set_aside(checkout))
     started.send_signal(signal.SIGINT)
-    assert started.wait(timeout=120) == 130
+    assert started.wait(timeout=240) == 130
     done = checkout.madlite("run", "--resume")
     assert done.returncode == 0, done.stdout + done.stderr
     assert rows_of(checkout) == [("a", "", "FAILURE"), ("a", "7", "SUCCESS"), ("b", "7", "SUCCESS")]

@@ -39,7 +39,7 @@ def test_a_success(checkout: Checkout):
         "build_number": "0",
     }
     assert {name: row[name] for name in expected} == expected
-    assert 0 < float(row["test_duration"]) < 60
+    assert 0 < float(row["test_duration"]) < 240
     (log,) = checkout.folder.glob("madlite_runs/*/run.log")
     assert "args: --base 1 --foo 3 --bar" in log.read_text()
     assert "run_directory" in log.read_text()
@@ -128,12 +128,12 @@ def test_a_result_that_an_earlier_run_left_in_the_script_s_log_is_not_taken_agai
 
 def test_a_time_out(on_host: Checkout):
     script = "trap 'echo got INT; exit 9' INT\necho begun\nwhile :; do sleep 0.05; done\n"
-    on_host.card("slow", script, timeout=2)
+    on_host.card("slow", script, timeout=5)  # a busy machine takes seconds to begin
     done = on_host.run("--tags", "slow")
     assert done.returncode == 3
     (row,) = on_host.rows
     assert row["status"] == "FAILURE" and row["performance"] == ""
-    assert "timed out after 2 s" in done.stdout
+    assert "timed out after 5 s" in done.stdout
     assert "got INT" in on_host.wait_for("begun").read_text()
     on_host.assert_nothing_left()
 

@@ -93,7 +93,7 @@ case "$SLURMD_NODENAME" in n3) mhz=1300 ;; *) mhz=2100 ;; esac
 printf '[{"gpu": 0, "clock": {"gfx_0": {"clk": %s}}}, {"gpu": 1, "clock": {"gfx_0": {"clk": %s}}}]' $mhz $mhz
 """
 # the run goes on until each node was asked
-WAIT = """for _ in $(seq 600); do [ -e FOLDER/asked.n3 ] && break; sleep 0.1; done
+WAIT = """for _ in $(seq 2400); do [ -e FOLDER/asked.n3 ] && break; sleep 0.1; done
 """
 
 

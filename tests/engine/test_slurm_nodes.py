@@ -47,7 +47,7 @@ def test_each_node_has_slurm_s_variables_and_a_masked_log_of_its_own(site):
 
 
 def test_the_cause_is_the_traceback_of_the_node_that_failed_and_srun_names_its_task(site):
-    code, out = site.call(2, "--set", "env.FAILS=1", "--set", "stop_grace_s=2")
+    code, out = site.call(2, "--set", "env.FAILS=1", "--set", "stop_grace_s=2", named="n1,n2")
     assert code == 3, out
     record = site.record()
     assert record["evidence"] == record["diagnosis"]["line"] == "RuntimeError: lost on purpose"
@@ -56,7 +56,8 @@ def test_the_cause_is_the_traceback_of_the_node_that_failed_and_srun_names_its_t
 
 
 def test_a_signal_that_ends_a_node_s_rank_is_told_of_that_node(site):
-    code, out = site.call(2, "--set", "env.FAILS=1", "--set", "env.HOW=signal", "--set", "stop_grace_s=2")
+    words = ("--set", "env.FAILS=1", "--set", "env.HOW=signal", "--set", "stop_grace_s=2")
+    code, out = site.call(2, *words, named="n1,n2")
     assert code == 3, out
     record = site.record()
     assert "on node 1 (n2)" in record["reason"] and record["cause"] == "crash"

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import stat
 import subprocess
 import sys
@@ -61,12 +60,14 @@ class Site:
         (folder / "models.json").write_text(json.dumps([card]))
         self.environ = {**slurm.environ, "USER": "root", "HF_TOKEN": SECRET}
 
-    def start(self, nodes: int, *words: str) -> subprocess.Popen[str]:
+    def start(self, nodes: int, *words: str, named: str = "") -> subprocess.Popen[str]:
+        """Start a run in an allocation of so many nodes; which those are is Slurm's choice, unless they are named."""
         command = [sys.executable, "-m", "madlite", "run", "--tags", "a", *words]
-        return start_session(["salloc", "--quiet", f"-N{nodes}", *command], self.folder, self.environ)
+        which = [f"-w{named}"] if named else []
+        return start_session(["salloc", "--quiet", f"-N{nodes}", *which, *command], self.folder, self.environ)
 
-    def call(self, nodes: int, *words: str) -> tuple[int, str]:
-        started = self.start(nodes, *words)
+    def call(self, nodes: int, *words: str, named: str = "") -> tuple[int, str]:
+        started = self.start(nodes, *words, named=named)
         out, _ = started.communicate(timeout=280)
         return started.returncode, out
 
@@ -152,33 +153,33 @@ def test_an_interrupt_ends_the_run_on_every_node(site):
     started = site.start(2, "--set", "env.SLEEP=600", "--set", "stop_grace_s=2")
     try:
         wait_until(lambda: len([*site.folder.glob("**/begun.*")]) == 2, "both nodes have begun")
-        (child,) = [
-            int(path.name)
-            for path in Path("/proc").iterdir()
-            if path.name.isdigit() and _is_madlite_of(path, site.folder)
-        ]
-        os.kill(child, signal.SIGTERM)
-        out, _ = started.communicate(timeout=120)
+        _madlite_of(site.folder).terminate()
+        out, _ = started.communicate(timeout=240)
     finally:
         started.kill()
     (row,) = csv_rows(site.folder / "perf.csv")
     assert row["status"] == "FAILURE" and site.record()["ended_by"] == "interrupted", out
-    assert "sleep\x00600" not in "".join(
-        (path / "cmdline").read_text() for path in Path("/proc").iterdir() if _has_cwd(path, site.folder)
-    )
+    assert b"sleep\x00600" not in b"".join(_cmdline(path) for path in _processes_in(site.folder))
 
 
-def _is_madlite_of(process: Path, folder: Path) -> bool:
-    try:
-        words = (process / "cmdline").read_bytes().split(b"\0")
-        return words[1:4] == [b"-m", b"madlite", b"run"] and _has_cwd(process, folder)
-    except OSError:
-        return False
+def _madlite_of(folder: Path) -> psutil.Process:
+    """Return the madlite that runs there: the oldest, as a child is like it until it has become another program."""
+    words = [b"-m", b"madlite", b"run"]
+    found = []
+    for path in _processes_in(folder):
+        with suppress(psutil.NoSuchProcess):
+            if _cmdline(path).split(b"\0")[1:4] == words:
+                found.append(psutil.Process(int(path.name)))
+    return min(found, key=psutil.Process.create_time)
+
+
+def _processes_in(folder: Path) -> list[Path]:
+    return [path for path in Path("/proc").iterdir() if path.name.isdigit() and _has_cwd(path, folder)]
 
 
 def _has_cwd(process: Path, folder: Path) -> bool:
     try:
-        return process.name.isdigit() and Path(os.readlink(process / "cwd")).is_relative_to(folder)
+        return Path(os.readlink(process / "cwd")).is_relative_to(folder)
     except OSError:
         return False
 
@@ -241,7 +242,7 @@ def made_up_machine(folder: Path, gpus: int) -> Bench:
 
 
 def test_secrets_reach_the_nodes_by_a_file_of_their_owner_alone(site):
-    started = site.start(2, "--set", "env.SLEEP=600", "--set", "stop_grace_s=1", "--timeout", "20")
+    started = site.start(2, "--set", "env.SLEEP=600", "--set", "stop_grace_s=1")
     try:
         wait_until(lambda: len([*site.folder.glob("**/begun.*")]) == 2, "both nodes have begun")
         (environment,) = site.folder.glob("madlite_runs/*/nodes/environment")
@@ -249,11 +250,12 @@ def test_secrets_reach_the_nodes_by_a_file_of_their_owner_alone(site):
         said = site.slurm.checked("scontrol", "show", "job") + site.slurm.checked("scontrol", "show", "step")
         words = b"".join(_cmdline(path) for path in Path("/proc").iterdir() if path.name.isdigit())
         assert SECRET not in said and SECRET.encode() not in words
-        started.communicate(timeout=200)
+        _madlite_of(site.folder).terminate()
+        started.communicate(timeout=240)
     finally:
         started.kill()
     assert not environment.exists()
-    assert site.record()["ended_by"] == "timeout"
+    assert site.record()["ended_by"] == "interrupted"
     assert SECRET not in site.log() + (site.run / "plan.json").read_text()
 
 
@@ -362,16 +364,14 @@ def test_a_madlite_that_is_killed_leaves_nothing_on_the_nodes_after_its_job(site
     try:
         wait_until(lambda: len([*site.folder.glob("**/begun.*")]) == 2, "both nodes have begun")
         (run,) = [file.parent.name for file in site.folder.glob("madlite_runs/*/plan.json")]
-        (found,) = [
-            path for path in Path("/proc").iterdir() if path.name.isdigit() and _is_madlite_of(path, site.folder)
-        ]
-        below = psutil.Process(int(found.name)).children(recursive=True)
-        os.kill(int(found.name), signal.SIGKILL)
+        found = _madlite_of(site.folder)
+        below = found.children(recursive=True)
+        found.kill()
         for one in reversed(below) if steps_too else ():  # each srun has a child that kills its step where it dies
             with suppress(psutil.NoSuchProcess):
                 one.kill()
         (site.folder / "end").touch()
-        started.communicate(timeout=120)
+        started.communicate(timeout=240)
         wait_until(lambda: not containers(engine, run), "the containers' end")
         listed = [sys.executable, "-m", "madlite", "runs"]
         told = subprocess.run(listed, cwd=site.folder, env=site.environ, capture_output=True, text=True, check=True)

@@ -65,6 +65,7 @@ def test_a_script_in_an_allocation_has_the_launcher_of_its_own_node(slurm: Slurm
     assert "--standalone" not in logs(folder) and "$" not in logs(folder)
 
 
+@pytest.mark.usefixtures("gpus_of_nodes")
 @pytest.mark.parametrize("asked", [["--gpus=16"], ["--ntasks=16", "--gpus-per-task=1"]])
 def test_a_node_has_all_of_its_gpus_however_the_job_asked_for_them(slurm: SlurmCluster, folder: Path, asked):
     (folder / "scripts/run.sh").write_text('echo "GPUs $ROCR_VISIBLE_DEVICES of $NNODES"\necho performance: 1 tok\n')

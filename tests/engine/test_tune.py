@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import tomli
 
+from tests import commands
 from tests.engine.checkout import Checkout, end
 from tests.study import fake_trainer
-from tests.waiting import start_session, wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.host
 CARD = {"name": "fake_model", "backend": "fake", "tags": ["fake"], "n_gpus": "-1", "runtimes": ["host"]}
@@ -24,17 +25,18 @@ class Tuned(Checkout):
 
     def __init__(self, folder: Path, plugin: Path) -> None:
         super().__init__(folder, "host", "unix:///nonexistent/docker.sock")
-        fake_trainer.install(plugin, self.env)
-        self.plugin = plugin
+        fake_trainer.install(plugin, {})
+        self.plugin, self.first = plugin, (commands.LOOK_IN, str(plugin))
         (folder / "models.json").write_text(json.dumps([CARD]))
 
     def tune(self, *args: str) -> subprocess.CompletedProcess[str]:
         return self.madlite("tune", "fake_model", "--runtime", "host", *args)
 
-    def start(self, point: str) -> subprocess.Popen[str]:
+    def start_at(self, point: str) -> commands.Started:
         """Start a tune, and return it while it trains at this point, which waits."""
         (self.plugin / "wait").write_text(point)
-        started = start_session(self.command("tune", "fake_model", "--runtime", "host"), self.folder, self.env)
+        words = ("tune", "fake_model", "--runtime", "host")
+        started = commands.start(words, self.folder, self.env, first=self.first)
         wait_until(lambda: started.poll() is not None or (self.ran and f" {point}" in self.ran[-1]), point)
         assert started.poll() is None, self.ran
         return started
@@ -97,7 +99,7 @@ def assert_profiled_once(tuned: Tuned, said: str) -> None:
 
 
 def test_a_kill_in_the_middle_loses_nothing_and_its_time_counts_and_resume_repeats_no_run(tuned: Tuned):
-    started = tuned.start("5 full plain")
+    started = tuned.start_at("5 full plain")
     end(started, signal.SIGKILL)
     before = tuned.ran
     (tuned.plugin / "wait").unlink()
@@ -139,7 +141,7 @@ def test_a_run_that_the_machine_ended_tells_nothing_of_its_configuration_and_the
 
 
 def test_ctrl_c_prints_the_best_so_far(tuned: Tuned):
-    started = tuned.start("5 full plain")
+    started = tuned.start_at("5 full plain")
     code, out = end(started, signal.SIGINT)
     assert code == 130, out
     assert "configuration" in out and "tune.html" in out and (tuned.study / "recipe.toml").exists(), out

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable
 from types import FrameType, SimpleNamespace
 
+from madlite.batch.collect import Collected
 from madlite.jobs import follow, job
 from madlite.jobs.follow import Follower
+from madlite.model import Result, Status
 from madlite.run.stop import Signals
 
 
@@ -72,6 +74,23 @@ def test_a_look_that_was_too_early_for_a_row_is_no_last_one_however_long_what_fo
     tracker.collect, tracker.states = collect, lambda: [SimpleNamespace(word="over")] * len(over)
     assert follower.collect() == 0
     assert not over, looks
+
+
+def test_the_end_of_a_run_that_cannot_be_noted_is_told_once(monkeypatch):
+    """A full disk takes no note of it: each look finds the run again until there is room."""
+    monkeypatch.setattr(follow, "TICK_S", 0.0)
+    follower, _ = followed(busy=0)
+    (tracker,), looks, told = follower.trackers, iter([True, True, False]), []
+    result = Result(plan_id="r", status=Status.FAILURE)
+    collected = [
+        Collected(run_id="r", message="added", result=result),
+        Collected(run_id="r", message="collected already"),
+    ]
+    tracker.collect = lambda: [(collected[0] if not told else collected[1], None)]
+    tracker.is_followed = lambda: next(looks)
+    follower._screen.ended = lambda done, plan: told.append(done.message)
+    assert follower.cancel() == 0
+    assert (told, follower.results) == (["added"], [result])
 
 
 def interrupted_at_each_line() -> None:

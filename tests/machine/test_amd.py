@@ -148,12 +148,12 @@ def test_na_everywhere_is_filled_from_the_next_tool(bench: Bench) -> None:
 
 @pytest.mark.host
 def test_a_hanging_tool_is_named_and_another_ones_answer_used(bench: Bench) -> None:
-    bench.limit_s = 0.5
+    bench.limit_s = 5.0  # the other one answers within it on a busy machine, too
     bench.script("amd-smi", f'echo "$*" >> "{bench.folder}/calls"; sleep 60 & sleep 60')
     bench.tool("rocm-smi", ("*", rocm_cards(8, series_key="Card Series")))
     machine = bench.detect()
     assert (len(machine.gpus), machine.device) == (8, "MI325X")
-    assert [(problem.where, problem.what) for problem in machine.problems] == [("amd-smi", "did not end within 0.5 s")]
+    assert [(problem.where, problem.what) for problem in machine.problems] == [("amd-smi", "did not end within 5 s")]
     calls = (bench.folder / "calls").read_text().splitlines()
     assert sorted(calls) == ["list --json", "static --json"]  # both at once, and none after them
 

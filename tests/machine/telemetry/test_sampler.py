@@ -17,7 +17,7 @@ from madlite.machine.sources.base import GpuProcess, Reading, ReadResult
 from madlite.machine.sources.nvml import Nvml
 from madlite.machine.telemetry import Sampler, SamplingTarget
 from madlite.model import Gpu
-from tests.waiting import wait_until
+from tests.waiting import WAIT_S, wait_until
 
 from .fakes import GIB, FakeNvml, first_table
 
@@ -99,13 +99,13 @@ def test_a_gpu_that_is_lost_is_said_once_and_the_other_is_sampled(tmp_path: Path
 def test_a_driver_that_hangs_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAVE_S", 0.01)
     stuck = threading.Event()
-    sampler = make(tmp_path, monkeypatch, Fake(facts=lambda: stuck.wait(30) and {}))
+    sampler = make(tmp_path, monkeypatch, Fake(facts=lambda: stuck.wait(WAIT_S) and {}))
     sampler.start()
     wait_until(lambda: bool(sampler.samples))
     sampler.stop()
     assert sampler.problem == "fake did not answer in time"
     stuck.set()
-    sampler._thread.join(10)
+    sampler._thread.join(WAIT_S)
 
 
 def test_a_driver_s_library_may_raise_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_a_driver_s_library_may_raise_anything(tmp_path: Path, monkeypatch: pyte
     first_table(tmp_path / "proc")
     sampler = make(tmp_path, monkeypatch, source)
     sampler.start()
-    sampler._thread.join(10)
+    sampler._thread.join(WAIT_S)
     sampler.stop()
     assert sampler.problem == "ZeroDivisionError: division by zero"
     assert source.closed and len(sampler.samples) == 1
@@ -122,7 +122,7 @@ def test_a_driver_s_library_may_raise_anything(tmp_path: Path, monkeypatch: pyte
 def test_no_source_is_a_problem_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = make(tmp_path, monkeypatch)
     sampler.start()
-    sampler._thread.join(10)
+    sampler._thread.join(WAIT_S)
     sampler.stop()
     assert (sampler.problem, sampler.samples, sampler.processes_known) == ("nothing is here", [], False)
     assert not (tmp_path / "telemetry.jsonl").exists()

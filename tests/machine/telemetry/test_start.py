@@ -50,7 +50,7 @@ def test_a_driver_that_hangs_is_left_behind_and_not_asked_again(monkeypatch):
 
     def hang() -> ReadResult:
         asked.append(1)
-        free.wait(60)
+        free.wait(240)
         return ReadResult()
 
     made = reader(monkeypatch, Fake(read=hang))
