@@ -29,9 +29,9 @@ compile_tests() {
 }
 
 if [ "$tier" = all ]; then
-  all='not training and not kubernetes' trainings='training' durations=0
+  all='not training and not kubernetes' trainings='training' durations=0 at_once=0
 else
-  all='not training and not kubernetes and not full' trainings='training and not full' durations=15
+  all='not training and not kubernetes and not full' trainings='training and not full' durations=15 at_once=2
 fi
 mapfile -t of_trainings < <(grep -rl 'mark\.training' tests --include='test_*.py') # to collect all tests again takes long
 
@@ -43,8 +43,10 @@ step 'style, types and imports' scripts/lint.sh "$bin"
 wait "$wheel"
 wait "$compiled"
 [ "$tier" = ci ] || step 'branches of the fast tests' scripts/coverage.sh "$bin"
-# one after the other: beside what computes, tests that wait some seconds for processes fail where the machine is busy
-step 'trainings' "$bin/python" -m pytest -q -rs -m "$trainings" --durations="$durations" "${of_trainings[@]}"
+# by themselves: beside what computes, tests that wait some seconds for processes fail where the machine is busy.
+# A training keeps one processor busy; the few of ci run two at a time
+step 'trainings' "$bin/python" -m pytest -q -rs -m "$trainings" --durations="$durations" -n "$at_once" --dist loadfile \
+  "${of_trainings[@]}"
 # many of these wait for processes: six workers for two cores.  A worker takes files, whose tests share fixtures,
 # names of images, and processes that they look for; long files come first, as tests/tiers.py sorts them
 step 'all other tests' "$bin/python" -m pytest -q -rs -m "$all" --durations="$durations" \

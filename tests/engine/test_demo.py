@@ -112,19 +112,3 @@ def test_a_crash_in_the_middle_is_a_failure_with_its_line(tmp_path):
     assert (row["status"], row["performance"], row["precision"]) == ("FAILURE", "", "FP32")
     assert "nope" in done.stdout, "the deciding line names the flavor"
     assert "Traceback" not in done.stderr
-
-
-def test_an_ended_training_leaves_no_process(tmp_path):
-    """TERM in the middle of the steps: torchrun's worker has a session of its own."""
-    import signal
-
-    from tests.engine.checkout import Checkout, end
-
-    checkout = Checkout(tmp_path / "mad", "host", "unix:///nonexistent/docker.sock")
-    started = checkout.start("--tags", "demo_torchtitan_llama_debug:steps=100000")
-    checkout.wait_for("step:  3", limit_s=240)
-    assert len(checkout.left_processes()) >= 2
-    code, out = end(started, signal.SIGTERM, limit_s=240)
-    assert code == 143, out
-    assert checkout.rows[0]["status"] == "FAILURE" and checkout.rows[0]["performance"] == ""
-    checkout.assert_nothing_left()

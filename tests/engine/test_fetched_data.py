@@ -28,7 +28,7 @@ def write(folder: Path, name: str, table: object) -> None:
     (folder / name).write_text(json.dumps(table))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     """An S3-compatible server on loopback with a few objects; yields its address."""
     import boto3
