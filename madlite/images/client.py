@@ -195,6 +195,17 @@ def unless_refused(call: Callable[[], _T], *codes: int) -> _T | None:
         return None
 
 
+@contextmanager
+def refused(problem: Callable[[str], RuntimeProblem]) -> Iterator[None]:
+    """Raise a problem that is made of the engine's own words where it refuses what is asked inside."""
+    import docker.errors
+
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise problem(error_text(error)) from error
+
+
 def error_text(error: Exception) -> str:
     """Return the engine's own words in a refusal."""
     return str(getattr(error, "explanation", None) or error).strip()

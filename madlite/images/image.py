@@ -24,6 +24,7 @@ from madlite.images.client import (
     explained,
     podman_version,
     pull_problem,
+    refused,
     unless_refused,
 )
 from madlite.model import Cause, Image, ImageUsed, Login, Say
@@ -42,16 +43,11 @@ def pull(client: Client, ref: str, say: Say) -> None:
     Raises:
         RuntimeProblem: the disk is nearly full, or the image cannot be had; the message states which.
     """
-    import docker.errors
-
     check_disk_space(Path(client.info()["DockerRootDir"]), ref)
     say(f"pulling {ref}")
-    try:
+    what, hint = f"image {ref} cannot be pulled", f"docker pull {ref}"
+    with refused(lambda text: pull_problem(ref, text) or RuntimeProblem(f"{what}: {text}", hint, cause=Cause.IMAGE)):
         _transfer(client, client.pull, ref, PullProgress(ref, say))
-    except docker.errors.APIError as error:
-        what = error_text(error)
-        problem = RuntimeProblem(f"image {ref} cannot be pulled: {what}", f"docker pull {ref}", cause=Cause.IMAGE)
-        raise pull_problem(ref, what) or problem from error
 
 
 def _transfer(
@@ -140,15 +136,11 @@ def push(client: Client, ref: str, target: str, say: Say) -> None:
     Raises:
         RuntimeProblem: it cannot be named so, or the registry does not take it.
     """
-    import docker.errors
-
     say(f"pushing {target}")
-    try:
+    what, hint = f"{target} cannot be pushed", f"docker push {target}"
+    with refused(lambda text: RuntimeProblem(f"{what}: {text}", hint, cause=Cause.IMAGE)):
         client.tag(ref, *name_and_tag(target), force=True)
         _transfer(client, client.push, target, PullProgress(target, say, "pushing"))
-    except docker.errors.APIError as error:
-        what = f"{target} cannot be pushed: {error_text(error)}"
-        raise RuntimeProblem(what, f"docker push {target}", cause=Cause.IMAGE) from error
 
 
 # Keep an image in a file of `docker save`, in a folder that other machines see, and have it from there.
@@ -276,17 +268,10 @@ def log_in(client: Client, login: Login) -> None:
     Raises:
         RuntimeProblem: the registry does not take it, or cannot be queried.
     """
-    import docker.errors
-
-    try:
+    what = f"{login.host or 'Docker Hub'} does not let user '{login.username}' in"
+    hint = f"check the table '{login.host or 'dockerhub'}' of credential.json"
+    with refused(lambda text: RuntimeProblem(f"{what}: {text}", hint, cause=Cause.IMAGE)):
         client.login(login.username, login.password.reveal(), registry=login.host or HUB, reauth=True)
-    except docker.errors.APIError as error:
-        where = login.host or "Docker Hub"
-        raise RuntimeProblem(
-            f"{where} does not let user '{login.username}' in: {error_text(error)}",
-            f"check the table '{login.host or 'dockerhub'}' of credential.json",
-            cause=Cause.IMAGE,
-        ) from error
 
 
 def prepare_image(client: Client, image: Image, environ: Mapping[str, str], say: Say) -> ImageUsed:

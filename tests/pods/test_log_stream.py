@@ -36,7 +36,7 @@ def read(cuts: list[int]) -> tuple[str, list[str]]:
         text = "".join(line for line in LINES if line[:19] >= since[:19])
         return Answer(text.encode()[: left[0]] if left else text.encode(), breaks=bool(left and left.pop(0)))
 
-    return b"".join(follow(open_log, lambda: not left, lambda: None)).decode(), asked
+    return b"".join(follow(open_log, lambda: not left, lambda: None, LogPosition())).decode(), asked
 
 
 def test_each_line_comes_once_wherever_a_connection_breaks():

@@ -23,6 +23,7 @@ from madlite.images.client import (
     connected,
     error_text,
     explained,
+    refused,
     translate_gpu_requests,
     unless_refused,
     why_unavailable,
@@ -66,14 +67,10 @@ def start_container(client: Client, plan: RunPlan, environ: Mapping[str, str]) -
         RuntimeProblem: the engine refused, or the container ended at once.
         Interrupted: a stop came; the engine may still be creating the container.
     """
-    import docker.errors
-
     request = full_request(plan, environ)
     _make_folders(plan)
-    try:
+    with refused(lambda text: _not_started(text, plan)):
         made = interruptible(lambda: _started(client, request, plan))
-    except docker.errors.APIError as error:
-        raise _refused(error_text(error), plan) from error
     return replace(attached(client, made), give_back=plan.give_back)
 
 
@@ -184,7 +181,7 @@ def _check_lives(client: Client, made: str, plan: RunPlan) -> None:
     )
 
 
-def _refused(message: str, plan: RunPlan) -> RuntimeProblem:
+def _not_started(message: str, plan: RunPlan) -> RuntimeProblem:
     """Return why the engine did not start the container, with what is missing by name."""
     if found := _NO_DEVICE.search(message):
         what = f"the container cannot have {found['device']}: there is no such device on this machine ({message})"

@@ -383,20 +383,20 @@ class DockerSession(GatedSession):
         return self._exit_code(running, action)
 
     def _start(self, action: Action) -> tuple[Exec, ExecOutput]:
-        import docker.errors
-
         cwd = action.cwd.replace("{folder}", self._container.folder_inside)
         workdir = posixpath.normpath(posixpath.join(self._container.inside, cwd))
-        try:
+
+        def begin() -> tuple[Exec, ExecOutput]:
             self._exec = Exec(self._client, self.handle, action.argv, workdir, reveal(action.env))
             output = self._exec.start()
             if self._container.shares_processes:
                 self._exec.host_pid()  # known only while it runs, and needed to end what outlives it
             return self._exec, output
-        except docker.errors.APIError as error:
-            if error.status_code in (404, 409):  # no such container, or it is not running
-                raise containers.gone(self._client, self._container, action) from error
-            raise
+
+        begun = unless_refused(begin, 404, 409)
+        if begun is None:  # there is no such container, or it is not running
+            raise containers.gone(self._client, self._container, action)
+        return begun
 
     def _pump(self, running: Exec, output: ExecOutput, frames: Frames) -> None:
         """Pass the output on to its end; the engine ends it 2 s after the process where a child holds it open."""

@@ -172,41 +172,26 @@ class Api:
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return an object, None where there is none."""
-        try:
-            return self._call("GET", f"{_KINDS[kind]}/{name}")
-        except Refusal as refusal:
-            if refusal.status == NOT_FOUND:
-                return None
-            raise
+        return _unless_refused(lambda: self._call("GET", f"{_KINDS[kind]}/{name}"), NOT_FOUND)
 
     def resume(self, kind: str, name: str) -> None:
         """Let a suspended Job start."""
-        patch = {"spec": {"suspend": False}}
-        self._call("PATCH", f"{_KINDS[kind]}/{name}", body=patch, content_type="application/merge-patch+json")
+        self._change(kind, name, {"spec": {"suspend": False}})
 
     def annotate_pods(self, run: str, annotations: Mapping[str, str]) -> None:
         """Add annotations to the pods of a run; one that is gone meanwhile is fine."""
         patch = {"metadata": {"annotations": dict(annotations)}}
         for pod in self.pods(run):
-            try:
-                path = f"{_KINDS['Pod']}/{pod['metadata']['name']}"
-                self._call("PATCH", path, body=patch, content_type="application/merge-patch+json")
-            except Refusal as refusal:
-                if refusal.status != NOT_FOUND:
-                    raise
+            change = partial(self._change, "Pod", pod["metadata"]["name"], patch)
+            _unless_refused(change, NOT_FOUND)
 
     def delete(self, kind: str, name: str, grace_s: int | None = None) -> bool:
         """Remove an object and what it owns; return False where it is gone already."""
         options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
-        try:
-            self._call("DELETE", f"{_KINDS[kind]}/{name}", body=options, waits=False)
-        except Refusal as refusal:
-            if refusal.status in (NOT_FOUND, CONFLICT):
-                return False
-            raise
-        return True
+        call = partial(self._call, "DELETE", f"{_KINDS[kind]}/{name}", body=options, waits=False)
+        return _unless_refused(call, NOT_FOUND, CONFLICT) is not None
 
     def pods(self, run: str) -> list[dict[str, Any]]:
         """Return the pods of a run."""
@@ -273,6 +258,10 @@ class Api:
         """Return the version of the server."""
         return str(self._call("GET", "/version").get("gitVersion", ""))
 
+    def _change(self, kind: str, name: str, patch: Mapping[str, Any]) -> dict[str, Any]:
+        content = "application/merge-patch+json"
+        return self._call("PATCH", f"{_KINDS[kind]}/{name}", body=dict(patch), content_type=content)
+
     def _visible(self, path: str, fields: str = "") -> list[dict[str, Any]]:
         """Return what a list has; nothing where one may not see it."""
         try:
@@ -323,6 +312,16 @@ class Api:
                 **{"content_type": "application/json", **more},
             )
             return answer if stream else answer.data
+
+
+def _unless_refused(call: Callable[[], _T], *codes: int) -> _T | None:
+    """Return what a call returns; None where the server refuses it with one of the codes."""
+    try:
+        return call()
+    except Refusal as refusal:
+        if refusal.status not in codes:
+            raise
+        return None
 
 
 def _of_run(run: str) -> tuple[str, str]:

@@ -156,10 +156,7 @@ class MarkReader:
 
 
 def follow(
-    open_log: Callable[[str], Any],
-    is_over: Callable[[], bool],
-    pause: Callable[[], None],
-    position: LogPosition | None = None,
+    open_log: Callable[[str], Any], is_over: Callable[[], bool], pause: Callable[[], None], position: LogPosition
 ) -> Iterator[bytes]:
     """Yield the lines of a pod's log, each once; `open_log(since)` opens it, `is_over` says whether more can come.
 
@@ -169,7 +166,7 @@ def follow(
     """
     from urllib3.exceptions import HTTPError
 
-    position, failed = position or LogPosition(), 0
+    failed = 0
     while failed < _TRIES:
         over = is_over()  # asked before the log is read: what it printed until then is in it
         before, rest = position.count, None

@@ -116,21 +116,16 @@ def _translated(table: Mapping[str, Any], where: str) -> dict[str, Any]:
         found["volumes"] = [*map(_volume, _listed(volumes))] or volumes
     if claim := table.get("data_pvc"):
         found["volumes"] = [*(found.get("volumes") or ()), {"mount": _DATA, "claim": claim}]
-    resource = _resource(table.get("gpu_vendor"), where)
+    vendor = table.get("gpu_vendor")
+    resource = GPU_RESOURCES.get(str(vendor).upper(), "")
+    if vendor and not resource:
+        raise UsageProblem(f"{where}: gpu_vendor is {vendor!r}", f"one of {', '.join(GPU_RESOURCES)}")
     if resource and not table.get("gpu_resource"):
         found["gpu_resource"] = resource
     _check_patch(table.get("pod_patch") or {}, where)  # before it is merged with what else says something of pods
     if patch := _patch(table):
         found["pod_patch"] = patch
     return found
-
-
-def _resource(vendor: Json, where: str) -> str:
-    """Return the resource of a vendor's GPUs; "" without a vendor."""
-    resource = GPU_RESOURCES.get(str(vendor).upper(), "")
-    if vendor and not resource:
-        raise UsageProblem(f"{where}: gpu_vendor is {vendor!r}", f"one of {', '.join(GPU_RESOURCES)}")
-    return resource
 
 
 def _listed(value: Json) -> list[Json]:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
-from madlite.errors import RuntimeProblem
 from madlite.model import Cause
 from madlite.plan.inputs import expand_hosts
 from madlite.plan.schedulers import Unreachable
@@ -158,10 +157,7 @@ class Allocation(SlurmCommands):
     def address(self) -> str:
         """The address at which the other nodes find the first one: that of its configuration, else its name."""
         first = self.nodes[0]
-        try:
-            found = _ADDRESS.search(self.answer("scontrol", "show", "node", first))
-        except RuntimeProblem:
-            return first
+        found = _ADDRESS.search(self.call(["scontrol", "show", "node", first]).stdout)
         return found[1] if found is not None else first
 
     @cached_property
