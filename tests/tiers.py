@@ -14,12 +14,12 @@ import pytest
 ALL = os.environ.get("MADLITE_TEST_TIER") == "all"
 # what takes longest, by its time with a quarter of a minute or more; what is missing here only begins later
 _LONG = (
-    "crash/test_crash.py",
     "jobs/test_real_slurm.py",
     "golden/test_scenarios.py",
     "pods/test_cluster.py",
     "platforms/test_contract.py",
     "engine/test_slurm_runtime.py",
+    "crash/test_crash.py",
     "engine/test_resume.py",
     "engine/test_run.py",
     "engine/test_tune.py",
