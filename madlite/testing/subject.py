@@ -284,5 +284,4 @@ def lines_of(data: bytes, chunk_bytes: int = 1 << 30) -> list[Line]:
     """Return the lines of a log as readers get them where its bytes come in such pieces."""
     splitter = LineSplitter(now=lambda: 0.0)
     chunks = (data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes))
-    blocks = [*map(splitter.take, chunks), splitter.take_rest()]
-    return [line for block in blocks for line in splitter.number(block)]
+    return [line for block in (*map(splitter.take, chunks), splitter.take_rest()) for line in splitter.number(block)]
