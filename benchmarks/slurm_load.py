@@ -22,8 +22,8 @@ from pathlib import Path
 
 import psutil
 
-from madlite.batch.collect import make_result
 from madlite.model import Metric, Result, Status
+from madlite.perfcsv.side_files import make_result
 from madlite.plan.plan_file import read_plan_file
 from madlite.store.folder import RunFolder, RunStart
 from madlite.store.record import result_text
@@ -108,7 +108,7 @@ class Site:
         metric = Metric(metric="tok", text="1", status=Status.SUCCESS, value=1.0)
         result = Result(plan_id=plan.id, status=Status.SUCCESS, metrics=(metric,))
         with closing(RunFolder.create(plan, (), ())) as folder:
-            assert not folder.write_result(result_text(make_result(plan, result, RunStart())))
+            assert not folder.write_result(result_text(make_result(plan, result, RunStart(), str)))
         plan.folder.rename(place / plan.id)
 
     def release(self) -> None:

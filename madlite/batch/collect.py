@@ -480,7 +480,7 @@ def result_of_rows(rows: RunRows, run_id: str) -> Result:
     known = {status.value: status for status in Status}
     statuses = [known.get(cells.get("status", ""), Status.FAILURE) for cells in rows.cells]
     metrics = tuple(
-        replace(make_metric(number, cells.get("metric", "")), text=number, status=status)
+        replace(make_metric(number, cells.get("metric", "")), text=number, status=status, cause=Cause.NONE)
         for cells, status in zip(rows.cells, statuses, strict=True)
         if (number := cells.get("performance", ""))
     )

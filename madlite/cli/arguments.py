@@ -100,9 +100,9 @@ def number_option(
     return click.option(name, type=kind, default=default, metavar=metavar, help=f"{what}  [default: {default:g}]")
 
 
-def count_option(name: str, least: int, what: str, default: int | None = None) -> Callable[[F], F]:
+def count_option(name: str, least: int, what: str, **more: Any) -> Callable[[F], F]:
     """Return the option of a whole number."""
-    return click.option(name, type=whole_number(least), default=default, metavar="N", help=what)
+    return click.option(name, type=whole_number(least), metavar="N", help=what, **more)
 
 
 class FiniteRange(click.FloatRange):
@@ -157,15 +157,14 @@ MANIFEST = Path("build_manifest.json")  # the default
 COLUMNS = ("cause", "reason", "suspect", "run", "notes", "configs")  # perfcsv.rows: a test holds them together
 
 
-def file_option(*names: str, what: str, default: str | Path | None = None, **more: Any) -> Callable[[F], F]:
-    """Return the option of a file, whose help shows the default."""
-    file = Path(default) if default is not None else None
-    return click.option(*names, type=FILE, default=file, show_default=True, metavar="FILE", help=what, **more)
+def file_option(*names: str, what: str, **more: Any) -> Callable[[F], F]:
+    """Return the option of a file, whose help shows the default; one that is required has none, not even None."""
+    return click.option(*names, type=FILE, show_default=True, metavar="FILE", help=what, **more)
 
 
-def directory_option(*names: str, what: str, default: Path | None = None, **more: Any) -> Callable[[F], F]:
+def directory_option(*names: str, what: str, **more: Any) -> Callable[[F], F]:
     """Return the option of a folder."""
-    return click.option(*names, type=FILE, default=default, metavar="DIR", help=what, **more)
+    return click.option(*names, type=FILE, metavar="DIR", help=what, **more)
 
 
 output_option = partial(file_option, "-o", "--output", what="What is written.")

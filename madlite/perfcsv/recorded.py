@@ -17,6 +17,8 @@ from functools import cache
 from itertools import groupby, takewhile
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from madlite.errors import RecordError, UsageProblem
 from madlite.files import Folder, folder_of, half_made, open_plain, sync_folder
 from madlite.model import Value
@@ -320,7 +322,7 @@ def _table(rows: Sequence[RunRows], notes: list[str], begin: Sequence[str]) -> t
     """Return the header and the rows, without columns of pending rows for which it has no room."""
     header, taken = _header_of((run_rows for run_rows in rows if run_rows.appended), begin), []
     for run_rows in rows:
-        header, left_out = widened(header, run_rows)
+        header, left_out = widened(header, replace(run_rows, strict_header=False))
         if left_out:
             notes.append(left_out_text(f"{_model(run_rows)} of {run_rows.at}", left_out))
         taken.append(run_rows.without(left_out))

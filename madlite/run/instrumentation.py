@@ -170,8 +170,11 @@ def make_provenance(
     script, digest = _script(planned)
     started = [script] if script and not planned.plan.templates else _started_script(planned.plan)
     shown = dict(list(labels.items())[:_MOST_LABELS])
-    return replace(
-        inside,
+    return Provenance(  # of what the probe answered only what it is asked for: a workload can print an answer
+        inside=inside.inside,
+        packages=inside.packages,
+        repositories=inside.repositories,
+        notes=inside.notes,
         versions=versions(plugins),
         script=script,
         script_sha256=digest,

@@ -394,6 +394,8 @@ class StudyFolder:
         problem = remove_study(self.path) if self._home.is_in_place() else f"{self.path} was moved away"
         os.close(self._lock)
         self._home.close()
+        with suppress(OSError):  # it holds a summary; on NFS the lock's file goes with its descriptor
+            self.path.rmdir()
         return problem
 
 

@@ -455,7 +455,7 @@ def _load(file: Path, known: int, kind: type[_Kind]) -> _Kind | None:
     except UNREADABLE as error:
         what = str(error)
         if isinstance(error, msgspec.ValidationError):
-            with suppress(RecursionError):
+            with suppress(*UNREADABLE):  # of a torn one, too
                 what = wrong_key(error, msgspec.json.decode(data))[1]
         raise RecordError(f"{file.name}: {what}") from error
 

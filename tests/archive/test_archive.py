@@ -75,6 +75,10 @@ def elsewhere(place: Path) -> Path:
     return other
 
 
+def test_an_archive_has_to_be_named(place, capsys):
+    assert "missing option '-o' / '--output'" in said(capsys, "archive", "last", code=4)
+
+
 def test_an_archive_has_the_run_s_files_and_no_weights_links_caches_or_secret_files(place, capsys):
     home = folder(place)
     (home / "outputs").mkdir()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests import commands
-from tests.cli.test_scaling import ELSEWHERE
 from tests.csv_rows import csv_rows
+from tests.machine.elsewhere import ELSEWHERE
 from tests.machine.stand_in import Bench, amd_list, amd_static
 from tests.slurm_fixture import SlurmCluster
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_scaling import ELSEWHERE
 from tests.engine.test_slurm_runtime import Site, made_up_machine
+from tests.machine.elsewhere import ELSEWHERE
 from tests.machine.stand_in import Bench
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("gpus_of_nodes")]

@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from madlite.model import Image, Machine, Place
 from madlite.platforms.slurm.containers import container_of
 from tests import commands
-from tests.cli.test_scaling import ELSEWHERE
 from tests.csv_rows import csv_rows
 from tests.engine.podman_fixture import command_line, podman
 from tests.factories import BASE_IMAGE, make_plan
+from tests.machine.elsewhere import ELSEWHERE
 from tests.machine.stand_in import Bench, amd_list, amd_static
 from tests.slurm_fixture import SlurmCluster
 from tests.tiers import first_of

@@ -9,6 +9,12 @@ from pathlib import Path
 from madlite.machine import host
 
 LOOK_BELOW = "tests.machine.elsewhere.look_below"
+# the same for a started Python: the folder comes before the command's words
+ELSEWHERE = (
+    "import functools, pathlib, sys; from madlite.machine import host;"
+    "host.Host = functools.partial(host.Host, root=pathlib.Path(sys.argv.pop(1)));"
+    "from madlite.cli.main import call; sys.exit(call(sys.argv[1:]))"
+)
 
 
 def look_below(root: str) -> None:

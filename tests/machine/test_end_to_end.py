@@ -11,16 +11,11 @@ from typing import Any
 
 import pytest
 
+from .elsewhere import ELSEWHERE
 from .stand_in import Bench, amd_list, amd_static, rocm_cards
 
 pytestmark = pytest.mark.host
 
-# The command looks at the files of another machine; all else is as at a prompt.
-ELSEWHERE = (
-    "import functools, pathlib, sys; from madlite.machine import host;"
-    "host.Host = functools.partial(host.Host, root=pathlib.Path(sys.argv.pop(1)));"
-    "from madlite.cli.main import call; sys.exit(call(sys.argv[1:]))"
-)
 CARD = {"name": "a", "dockerfile": "docker/a", "scripts": "scripts/a/run.sh", "n_gpus": "-1", "tags": ["t"], "args": ""}
 
 

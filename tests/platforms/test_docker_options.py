@@ -100,6 +100,7 @@ def changed(text: str, **environ: str) -> dict:
         ),
         ("--add-host a:10.0.0.1", "ExtraHosts", ["a:10.0.0.1"]),
         ("--security-opt seccomp=unconfined", "SecurityOpt", ["seccomp=unconfined"]),
+        ("--security-opt seccomp=", "SecurityOpt", ["seccomp="]),  # the engine's own profile
     ],
 )
 def test_an_option_becomes_the_field_docker_makes_of_it(text, field, value):

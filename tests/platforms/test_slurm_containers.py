@@ -412,7 +412,7 @@ exit 130
     plan.folder.mkdir(parents=True, exist_ok=True)
     here = allocation_of({**JOB, "SPUR_PEER_NODES": "a:1,b:1", "PATH": f"{srun.parent}:{os.environ['PATH']}"})
     assert here is not None
-    session, output = SlurmSession(plan, here, ["a", "b"]), Output()
+    session, output = SlurmSession(plan, here, ["a", "b"], Container(), {}), Output()
     session.open()
     stopper = stop_once_it_said(session, output, b"begun\nbegun\n", grace_s=60.0)
     assert session.run(bash("true"), output).codes == (130, 130)

@@ -86,6 +86,23 @@ def test_a_name_in_a_record_or_a_result_that_leaves_the_folder_of_runs_is_refuse
         load_result(tmp_path)
 
 
+@each_row(
+    "data",
+    [
+        b'{"version":2,"id":5,"x":"\xff"}',
+        b'{"version":"2", "id',
+        b"[1,",
+        b'{"version":2,"id":5,"exit_code":1e999}',
+        b"[" * 9999,
+    ],
+)
+def test_a_damaged_record_or_result_is_refused_however_it_is_damaged(tmp_path, data):
+    for name, load in (("record.json", load_record), ("result.json", load_result)):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(RecordError, match=f"{name}: "):
+            load(tmp_path)
+
+
 def test_a_record_without_later_fields_is_read_and_one_of_another_version_is_not(tmp_path):
     rows = RunRows(path="perf.csv", cells=({"model": "tiny"},), at="t", appended=True)
     record = valid(make_record(make_plan(tmp_path), result(window=WINDOW), rows))

@@ -136,7 +136,7 @@ def bind(text: str) -> str:
 def security_option(text: str, workspace: Path) -> str:
     """Return a security option; a seccomp profile is sent as its content, not its path."""
     kind, _, path = text.partition("=")
-    if kind != "seccomp" or path in ("unconfined", "builtin"):
+    if kind != "seccomp" or path in ("", "unconfined", "builtin"):
         return text
     try:
         profile = read_as_spelled(workspace / path, workspace, limit_bytes=_LARGEST_BYTES)

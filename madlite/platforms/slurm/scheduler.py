@@ -174,7 +174,7 @@ class Slurm(SlurmCommands):
             fields = [*(part.strip() for part in line.split("|")), "", "", "", ""]
             state = _said(fields[1], reason=fields[2], nodes=fields[4], ends=_time(fields[3]))
             if state.stage == "over":  # what is in the queue has not ended, whatever its word
-                state = replace(state, stage="running")
+                state = replace(state, stage="running", ended_by=None)
             found |= {job: state for job in elements(fields[0]) if job in wanted}
         return found
 

@@ -214,9 +214,10 @@ class Guard:
 
     def _is_shown(self, request: Request) -> bool:
         """Return whether a request shows the token outside of its address."""
-        scheme, _, text = request.headers.get("authorization", "").partition(" ")
-        by_header = scheme.lower() == "bearer" and self._is_token(text.strip())
-        return not self._token or by_header or self._is_token(request.cookies.get(_cookie(request), ""))
+        if not self._token or self._is_token(request.cookies.get(_cookie(request), "")):
+            return True
+        shown = (text.partition(" ") for text in request.headers.getlist("authorization"))
+        return any(scheme.lower() == "bearer" and self._is_token(text.strip()) for scheme, _, text in shown)
 
     def _is_token(self, text: str) -> bool:
         return bool(self._token) and hmac.compare_digest(text.encode(), self._token)
