@@ -21,7 +21,7 @@ group=$folder/state/$rank.group
 
 marked() { # processes of this user on this node that carry the run's mark, found by one grep: a node has thousands
   local file
-  for file in $(cd /proc && printf '%s\0' [0-9]*/environ | xargs -0 grep -lzx "MADLITE_RUN_ID=$run" 2>/dev/null); do
+  for file in $(cd /proc && grep -lzx "MADLITE_RUN_ID=$run" [0-9]*/environ 2>/dev/null); do
     [ "${file%/environ}" = "$$" ] || printf '%s\n' "${file%/environ}"
   done
 }
